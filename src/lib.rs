@@ -1,0 +1,2 @@
+//! headcount answers two questions for a video site: how many people are watching this video now,
+//! and how often was it played.

@@ -1,0 +1,3 @@
+//! The `headcount` binary.
+
+fn main() {}
