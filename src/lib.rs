@@ -16,4 +16,5 @@ pub mod lifecycle;
 pub mod plays;
 pub mod presence;
 pub mod store;
+pub mod telemetry;
 pub mod videos;
