@@ -23,6 +23,11 @@ pub trait Job: Send + Sync + 'static {
     /// From the beginning of one run to the next, unless a run says otherwise.
     fn every(&self) -> Duration;
 
+    /// How long to wait after a run that failed.
+    fn retry_in(&self) -> Duration {
+        self.every()
+    }
+
     /// Does the work once and says when to do it next; `None` for the usual time.
     ///
     /// # Errors
@@ -118,7 +123,7 @@ async fn run_once(job: &dyn Job, failing: &mut bool) -> Duration {
             if !std::mem::replace(failing, true) {
                 tracing::warn!(job = name, error = %error, "{name} failed and will be tried on");
             }
-            job.every()
+            job.retry_in()
         }
     }
 }

@@ -52,6 +52,10 @@ impl Job for Scripted {
         EVERY
     }
 
+    fn retry_in(&self) -> Duration {
+        SECOND * 4
+    }
+
     async fn run(&self) -> Result<Option<Duration>, StoreError> {
         self.runs.lock().push(self.began.elapsed().as_secs());
         let act = self.acts.lock().pop_front();
@@ -128,10 +132,10 @@ async fn a_run_says_when_the_next_is_due() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_job_that_fails_goes_on() {
+async fn a_job_that_fails_goes_on_after_the_time_it_says() {
     let running = Running::start(Scripted::new(Duration::ZERO, [Act::Fail, Act::Fail]));
     running.until(25).await;
-    assert_eq!(running.runs(), [0, 10, 20]);
+    assert_eq!(running.runs(), [0, 4, 8, 18]);
     assert!(running.watch.stuck().is_empty());
     assert_eq!(running.stop().await, Stopped::Drained);
 }
