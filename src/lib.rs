@@ -8,6 +8,7 @@ pub mod backend;
 pub mod batch;
 pub mod clock;
 pub mod config;
+pub mod doctor;
 pub mod error;
 pub mod health;
 pub mod ids;

@@ -61,7 +61,8 @@ impl Origin {
 ///
 /// # Errors
 /// The file can't be read, or settings are unknown or not allowed; all of them are told.
-pub fn load(file: Option<&Path>, variables: Option<BTreeMap<String, String>>) -> Result<Loaded, Invalid> {
+#[expect(clippy::implicit_hasher, reason = "a test's map has the usual hasher")]
+pub fn load(file: Option<&Path>, variables: Option<HashMap<String, String>>) -> Result<Loaded, Invalid> {
     let mut problems = Vec::new();
     let mut warnings = Vec::new();
     let mut settings = BTreeMap::new();
@@ -83,7 +84,8 @@ pub fn load(file: Option<&Path>, variables: Option<BTreeMap<String, String>>) ->
         }
     }
     let mut passed_over = Vec::new();
-    for (variable, value) in variables.map_or_else(process_variables, Ok)? {
+    let variables = variables.map_or_else(process_variables, Ok)?;
+    for (variable, value) in BTreeMap::from_iter(variables) {
         let Some(rest) = variable.strip_prefix(PREFIX) else { continue };
         let name = rest.to_lowercase().replace("__", ".");
         if allowed(&name).is_some() {
@@ -209,8 +211,8 @@ fn is_set_by_kubernetes(rest: &str, value: &str) -> bool {
 }
 
 /// The process's own variables with our prefix.
-fn process_variables() -> Result<BTreeMap<String, String>, Invalid> {
-    let mut variables = BTreeMap::new();
+fn process_variables() -> Result<HashMap<String, String>, Invalid> {
+    let mut variables = HashMap::new();
     let mut problems = Vec::new();
     for (name, value) in std::env::vars_os() {
         let Some(name) = name.to_str().filter(|name| name.starts_with(PREFIX)) else { continue };

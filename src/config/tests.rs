@@ -1,6 +1,6 @@
 //! What the settings promise: three layers, no unknown name, no wrong value, no secret shown.
 
-use std::{collections::BTreeMap, io::Write as _, time::Duration};
+use std::{collections::HashMap, io::Write as _, time::Duration};
 
 use super::{
     Ack, BackendKind, SecretUrl,
@@ -30,7 +30,7 @@ fn complaint(result: Result<Loaded, Invalid>) -> String {
 
 #[test]
 fn the_defaults_are_good_and_warn_of_nothing() {
-    let loaded = load(None, Some(BTreeMap::new())).unwrap();
+    let loaded = load(None, Some(HashMap::new())).unwrap();
     assert_eq!(loaded.config.backend, BackendKind::Embedded);
     assert_eq!(loaded.config.presence.window, Duration::from_secs(600));
     assert!(loaded.warnings.is_empty() && loaded.given.is_empty(), "{loaded:?}");
@@ -248,7 +248,7 @@ fn a_window_under_three_minutes_is_warned_about() {
 
 #[test]
 fn a_file_that_is_not_there_or_is_no_toml_is_an_error_without_an_excerpt() {
-    let missing = load(Some("/nowhere/headcount.toml".as_ref()), Some(BTreeMap::new()));
+    let missing = load(Some("/nowhere/headcount.toml".as_ref()), Some(HashMap::new()));
     assert!(complaint(missing).contains("/nowhere/headcount.toml"));
     let text = complaint(with_file("[redis]\nurl = redis://:hunter2@host\n", &[]));
     assert!(text.contains("line 2") && !text.contains("hunter2"), "{text}");
