@@ -130,7 +130,9 @@ async fn a_sweep_after_three_hours_finds_everything(world: World) {
     if world.is_redis() {
         let left: Vec<String> = world.redis_keys().await;
         let presence = left.iter().filter(|key| {
-            key.starts_with("video:online") || key.starts_with("video:active") || key.starts_with("video:rank")
+            key.starts_with("video:online")
+                || key.starts_with("video:active")
+                || key.starts_with("video:rank")
         });
         assert_eq!(presence.count(), 0, "{left:?}");
     }

@@ -183,8 +183,7 @@ impl World {
     /// Every key of this world, without the prefix.
     pub async fn redis_keys(&self) -> Vec<String> {
         let prefix = &self.config.redis.prefix;
-        let mut keys: Vec<String> =
-            self.redis_command(redis::cmd("KEYS").arg(format!("{prefix}*"))).await;
+        let mut keys: Vec<String> = self.redis_command(redis::cmd("KEYS").arg(format!("{prefix}*"))).await;
         keys.sort();
         keys.into_iter().map(|key| key[prefix.len()..].to_owned()).collect()
     }
