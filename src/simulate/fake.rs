@@ -39,7 +39,7 @@ pub(super) struct Inner {
     window: Duration,
     faults: Faults,
     viewers: HashMap<String, HashMap<String, Instant>>,
-    plays: HashMap<String, u64>,
+    pub(super) plays: HashMap<String, u64>,
     seen: HashSet<(String, String)>,
     pub(super) requests: u64,
     pub(super) beats: u64,

@@ -13,6 +13,7 @@ use super::{
 #[derive(Debug)]
 pub(super) struct Ledger {
     videos: Vec<Entry>,
+    begun: u64,
     open: u64,
 }
 
@@ -28,7 +29,7 @@ struct Entry {
 
 impl Ledger {
     pub(super) fn new(videos: usize) -> Self {
-        Self { videos: vec![Entry::default(); videos], open: 0 }
+        Self { videos: vec![Entry::default(); videos], begun: 0, open: 0 }
     }
 
     /// Plays begun and not yet answered for good.
@@ -41,12 +42,18 @@ impl Ledger {
         self.videos.iter().map(|entry| entry.counted).sum()
     }
 
-    /// Plays that may or may not have been counted.
+    /// Plays that were refused, or for which no answer was to be had.
+    pub(super) fn unacknowledged(&self) -> u64 {
+        self.begun - self.open - self.counted()
+    }
+
+    /// Those of them that may have been counted all the same.
     pub(super) fn uncertain(&self) -> u64 {
         self.videos.iter().map(|entry| entry.uncertain).sum()
     }
 
     pub(super) fn play_begun(&mut self) {
+        self.begun += 1;
         self.open += 1;
     }
 
@@ -148,7 +155,7 @@ mod tests {
             ledger.play_begun();
             ledger.play_unanswered(VIDEO, tried);
         }
-        assert_eq!((ledger.open(), ledger.uncertain()), (0, 2));
+        assert_eq!((ledger.open(), ledger.unacknowledged(), ledger.uncertain()), (0, 3, 2));
         assert_eq!(ledger.expectations(&Baseline::of(vec![0, 5]), &[0, 0])[1].plays, 5..=7);
     }
 

@@ -174,9 +174,10 @@ fn print_table(crowd: &Crowd, client: &Client) {
         let missed = HumanCount(crowd.missed);
         println!("{missed} heartbeats were not sent: the viewer's one before still waited for a free slot");
     }
-    let uncertain = crowd.ledger.uncertain();
-    if uncertain > 0 {
-        println!("{} plays were never answered, and may or may not be counted", HumanCount(uncertain));
+    let plays = crowd.ledger.unacknowledged();
+    if plays > 0 {
+        let (plays, uncertain) = (HumanCount(plays), HumanCount(crowd.ledger.uncertain()));
+        println!("{plays} plays were never acknowledged; {uncertain} of them may be counted all the same");
     }
 }
 

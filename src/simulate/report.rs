@@ -94,7 +94,9 @@ impl Stats {
             .load_style(presets::UTF8_FULL_CONDENSED)
             .set_header(["request", "sent", "errors", "of these", "retries", "p50 ms", "p99 ms", "max ms"]);
         for kind in self.kinds.lock().iter().filter(|kind| kind.requests > 0) {
-            let at = |quantile| milliseconds(kind.latency.value_at_quantile(quantile));
+            let shown =
+                |micros| if kind.latency.is_empty() { "–".to_owned() } else { milliseconds(micros) };
+            let at = |quantile| shown(kind.latency.value_at_quantile(quantile));
             table.add_row([
                 kind.name.to_owned(),
                 HumanCount(kind.requests).to_string(),
@@ -103,7 +105,7 @@ impl Stats {
                 HumanCount(kind.retries).to_string(),
                 at(0.5),
                 at(0.99),
-                milliseconds(kind.latency.max()),
+                shown(kind.latency.max()),
             ]);
         }
         for column in [1, 2, 4, 5, 6, 7] {
@@ -226,6 +228,14 @@ mod tests {
         }
         assert!(!table.contains("play") && !table.contains("counts"), "{table}");
         assert_eq!((stats.totals().beats, stats.totals().errors), (100, 3));
+    }
+
+    #[test]
+    fn where_nothing_was_answered_no_time_is_shown() {
+        let stats = Stats::new();
+        stats.record(Kind::Play, Duration::ZERO, Some(&Failure::Connect));
+        let table = stats.table().to_string();
+        assert!(table.contains("–") && !table.contains("0.0"), "{table}");
     }
 
     #[test]

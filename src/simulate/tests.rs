@@ -136,6 +136,30 @@ async fn viewers_of_a_dead_instance_move_to_the_next_and_verify_names_the_dead_o
 }
 
 #[tokio::test]
+async fn viewers_of_an_instance_that_never_answers_are_counted_by_the_next() {
+    let fake = Fake::start(WINDOW, 1, Faults::default()).await;
+    let mute = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mute_url = format!("http://{}", mute.local_addr().unwrap());
+    let targets = format!("{},{mute_url}", fake.targets());
+    let found = differences(run(&options(&targets, &["--verify"])).await);
+
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!(found[0].to_string(), format!("{mute_url}: counts: expected those of 8 videos, got timeout"));
+}
+
+#[tokio::test]
+async fn one_seed_is_one_run() {
+    let mut plays = Vec::new();
+    for seed in ["--seed=1", "--seed=1", "--seed=2"] {
+        let fake = Fake::start(WINDOW, 1, Faults::default()).await;
+        assert_eq!(run(&options(&fake.targets(), &[seed, "--prefix=same"])).await, Verdict::Fine);
+        plays.push(fake.inner.lock().plays.clone());
+    }
+    assert_eq!(plays[0], plays[1]);
+    assert_ne!(plays[0], plays[2]);
+}
+
+#[tokio::test]
 async fn a_run_in_which_nothing_worked_is_a_failure() {
     let verdict = run(&options(&nobody().await, &["--duration=200ms"])).await;
     assert_eq!(verdict, Verdict::NothingWorked);

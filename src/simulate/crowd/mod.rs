@@ -4,18 +4,22 @@
 //! moments, whatever became of those before: a slow service is not let off lightly. A beat that failed is
 //! sent again until the viewer's next one is due, which does the same work.
 
+mod answers;
+mod errand;
+
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use tokio::{
-    task::{JoinError, JoinSet},
-    time::{Instant, MissedTickBehavior, interval, sleep, sleep_until},
+    task::JoinSet,
+    time::{Instant, Interval, MissedTickBehavior, interval, sleep, sleep_until},
 };
 
+use self::errand::{Errand, Event, Landed, Outcome, Place, What};
 use super::{
-    audience::{Audience, Change, Seat, Video, Viewer, Visit},
-    client::{BeatAnswer, Client, Failure, PlayAnswer, wait_before_retry},
+    audience::{Audience, Change, Seat, Viewer, Visit},
+    client::Client,
     ledger::Ledger,
-    report::{Kind, Progress},
+    report::Progress,
     schedule::Schedule,
     targets::Targets,
 };
@@ -44,58 +48,7 @@ pub(super) struct Crowd {
     pub(super) missed: u64,
     pub(super) ledger: Ledger,
     pub(super) progress: Progress,
-}
-
-/// What a seat knows of the viewer in it.
-#[derive(Clone, Copy, Debug)]
-struct Place {
-    viewer: Viewer,
-    video: Video,
-    target: usize,
-    /// Counts the viewer's beats, so that a retry knows whether a newer one was due meanwhile.
-    round: u32,
-    beat_waits: bool,
-    /// The service asked not to hear from the viewer before.
-    not_before: Option<Instant>,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Event {
-    /// A regular beat of the viewer, if still in that seat.
-    Beat(Seat, Viewer),
-    /// A play, or the repetition of something that failed.
-    Send(Errand),
-    /// The upcoming change.
-    Change,
-}
-
-/// A request to be made, with its history.
-#[derive(Clone, Copy, Debug)]
-struct Errand {
-    what: What,
-    seat: Seat,
-    viewer: Viewer,
-    video: Video,
-    target: usize,
-    failures: u32,
-    /// An earlier try may have worked without an answer.
-    tried: bool,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum What {
-    Beat { round: u32 },
-    Play,
-}
-
-struct Landed {
-    errand: Errand,
-    outcome: Outcome,
-}
-
-enum Outcome {
-    Beat(Result<BeatAnswer, Failure>),
-    Play(Result<PlayAnswer, Failure>),
+    ticks: Interval,
 }
 
 impl Crowd {
@@ -106,6 +59,8 @@ impl Crowd {
         obey_next: bool,
     ) -> Self {
         let targets = client.targets();
+        let mut ticks = interval(Duration::from_millis(500));
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
         Self {
             start: Instant::now(),
             seats: Vec::with_capacity(audience.seats() as usize),
@@ -123,6 +78,7 @@ impl Crowd {
             missed: 0,
             ledger: Ledger::new(audience.videos().count()),
             progress: Progress::new(audience.duration()),
+            ticks,
             audience,
             client,
         }
@@ -164,15 +120,9 @@ impl Crowd {
     pub(super) async fn drive<Until: Future>(&mut self, until: Until) -> Until::Output {
         const IDLE: Duration = Duration::from_hours(1);
         let mut until = std::pin::pin!(until);
-        let mut ticks = interval(Duration::from_millis(500));
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
-        // The first tick comes at once, with nothing to show yet.
-        ticks.reset();
         loop {
             let now = Instant::now();
-            while let Some((due, event)) = self.schedule.pop_due(now) {
-                self.happens(due, event);
-            }
+            self.take_due(now);
             self.send_waiting(now);
             let next = self.schedule.next_at().unwrap_or(now + IDLE);
 
@@ -180,18 +130,19 @@ impl Crowd {
                 output = &mut until => return output,
                 Some(landed) = self.flights.join_next() => self.landed(landed),
                 () = sleep_until(next) => {}
-                _ = ticks.tick() => self.show(),
+                _ = self.ticks.tick() => self.show(),
             }
         }
     }
 
     /// Ends the beats; plays go on being tried.
     pub(super) fn stop_beats(&mut self) {
+        // Or a viewer whose leaving is not yet seen to would play after it.
+        self.take_due(self.end());
         self.beating = false;
-        let is_play = |errand: &Errand| matches!(errand.what, What::Play);
-        self.schedule.retain(|event| matches!(event, Event::Send(errand) if is_play(errand)));
+        self.schedule.retain(|event| matches!(event, Event::Send(errand) if errand.is_play()));
         for queue in &mut self.waiting {
-            queue.retain(|(_, errand)| is_play(errand));
+            queue.retain(|(_, errand)| errand.is_play());
         }
     }
 
@@ -201,11 +152,10 @@ impl Crowd {
         self.playing = false;
         let ledger = &mut self.ledger;
         let mut write_off = |errand: &Errand| {
-            let is_play = matches!(errand.what, What::Play);
-            if is_play {
+            if errand.is_play() {
                 ledger.play_unanswered(errand.video, errand.tried);
             }
-            !is_play
+            !errand.is_play()
         };
         self.schedule.retain(|event| match event {
             // A play with no failure behind it was not even begun.
@@ -253,6 +203,12 @@ impl Crowd {
 
     fn is_here(&self, seat: Seat, viewer: Viewer) -> bool {
         self.seats[seat.index()].viewer == viewer
+    }
+
+    fn take_due(&mut self, now: Instant) {
+        while let Some((due, event)) = self.schedule.pop_due(now) {
+            self.happens(due, event);
+        }
     }
 
     fn happens(&mut self, due: Instant, event: Event) {
@@ -336,7 +292,7 @@ impl Crowd {
 
     fn send(&mut self, due: Instant, errand: Errand) {
         self.in_flight[errand.target] += 1;
-        if let What::Beat { .. } = errand.what {
+        if !errand.is_play() {
             let place = &mut self.seats[errand.seat.index()];
             place.beat_waits = false;
             place.target = errand.target;
@@ -350,67 +306,6 @@ impl Crowd {
             };
             Landed { errand, outcome }
         });
-    }
-
-    fn landed(&mut self, landed: Result<Landed, JoinError>) {
-        let Landed { errand, outcome } = match landed {
-            Ok(landed) => landed,
-            Err(error) => match error.try_into_panic() {
-                Ok(panic) => std::panic::resume_unwind(panic),
-                // Only dropping the set cancels a request, and the set is in use.
-                Err(_) => return,
-            },
-        };
-        let now = Instant::now();
-        self.in_flight[errand.target] -= 1;
-        if matches!(errand.what, What::Beat { .. }) && !self.is_here(errand.seat, errand.viewer) {
-            self.last_of_leavers = Some(now);
-        }
-        match outcome {
-            Outcome::Beat(Ok(answer)) => self.beat_landed(errand, &answer, now),
-            Outcome::Play(Ok(answer)) => {
-                self.targets.heard(errand.target, true, now);
-                self.ledger.play_answered(errand.video, answer, errand.tried);
-            }
-            Outcome::Beat(Err(failure)) | Outcome::Play(Err(failure)) => self.failed(errand, &failure, now),
-        }
-    }
-
-    fn beat_landed(&mut self, errand: Errand, answer: &BeatAnswer, now: Instant) {
-        self.targets.heard(errand.target, true, now);
-        self.ledger.beat_answered(errand.video, answer.online);
-        let asked = answer.next_heartbeat_seconds.map(Duration::from_secs);
-        if let Some(asked) = asked
-            && asked > self.audience.heartbeat_every()
-            && self.obey_next
-            && self.is_wanted(&errand)
-        {
-            self.seats[errand.seat.index()].not_before = Some(now + asked);
-        }
-    }
-
-    fn failed(&mut self, errand: Errand, failure: &Failure, now: Instant) {
-        self.targets.heard(errand.target, failure.is_answer(), now);
-        let next = Errand {
-            target: self.targets.after(errand.target),
-            failures: errand.failures.saturating_add(1),
-            tried: errand.tried || failure.may_have_worked(),
-            ..errand
-        };
-        let kind = match errand.what {
-            What::Beat { .. } => Kind::Heartbeat,
-            What::Play => Kind::Play,
-        };
-        if failure.is_transient() && self.is_wanted(&errand) {
-            if let What::Beat { .. } = errand.what {
-                self.seats[errand.seat.index()].target = next.target;
-            }
-            self.client.stats.retried(kind);
-            let wait = wait_before_retry(next.failures, failure.retry_after(), rand::random());
-            self.schedule.push(now + wait, Event::Send(next));
-        } else if kind == Kind::Play {
-            self.ledger.play_unanswered(errand.video, next.tried);
-        }
     }
 
     fn show(&mut self) {
