@@ -15,5 +15,6 @@ pub mod jobs;
 pub mod lifecycle;
 pub mod plays;
 pub mod presence;
+pub mod simulate;
 pub mod store;
 pub mod videos;
