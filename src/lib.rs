@@ -1,2 +1,19 @@
 //! headcount answers two questions for a video site: how many people are watching this video now,
 //! and how often was it played.
+//!
+//! `ARCHITECTURE.md` walks through a heartbeat and a play; `config/default.toml` documents every
+//! setting.
+
+pub mod backend;
+pub mod batch;
+pub mod clock;
+pub mod config;
+pub mod error;
+pub mod health;
+pub mod ids;
+pub mod jobs;
+pub mod lifecycle;
+pub mod plays;
+pub mod presence;
+pub mod store;
+pub mod videos;

@@ -1,0 +1,271 @@
+//! The settings, as types; `config/default.toml` documents each one.
+//!
+//! [`load`](load::load) reads and checks them; past it no setting can be out of its range.
+
+pub mod load;
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use serde::Deserialize;
+
+/// Everything that can be set.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Where the numbers are kept.
+    pub backend: BackendKind,
+    /// The public listener and the stop.
+    pub server: Server,
+    /// The operators' listener.
+    pub ops: Ops,
+    /// Log lines.
+    pub log: Log,
+    /// The embedded backend.
+    pub embedded: Embedded,
+    /// The Redis of the redis backend.
+    pub redis: Redis,
+    /// The Postgres of the redis backend.
+    pub postgres: Postgres,
+    /// Who is watching.
+    pub presence: Presence,
+    /// How often it was played.
+    pub plays: Plays,
+    /// What runs by itself.
+    pub jobs: Jobs,
+    /// Which videos there are.
+    pub videos: Videos,
+}
+
+/// Where the numbers are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BackendKind {
+    /// Memory and `SQLite`, in this process.
+    Embedded,
+    /// Redis and Postgres.
+    Redis,
+}
+
+/// `[server]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Server {
+    /// Address of the public listener.
+    pub listen: SocketAddr,
+    /// From the signal to the closing of the listener.
+    #[serde(with = "humantime_serde")]
+    pub drain_delay: Duration,
+    /// From the signal to the exit, at most.
+    #[serde(with = "humantime_serde")]
+    pub drain: Duration,
+    /// The longest a request may take.
+    #[serde(with = "humantime_serde")]
+    pub request_timeout: Duration,
+}
+
+/// `[ops]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ops {
+    /// Address of the operators' listener.
+    pub listen: SocketAddr,
+}
+
+/// `[log]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Log {
+    /// Directives of `tracing-subscriber`'s `EnvFilter`.
+    pub filter: String,
+    /// For whom lines are written.
+    pub format: LogFormat,
+}
+
+/// For whom log lines are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// For a collector.
+    Json,
+}
+
+/// `[embedded]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Embedded {
+    /// The `SQLite` file, or the folder it is in.
+    pub path: PathBuf,
+    /// How often viewers are saved.
+    #[serde(with = "humantime_serde")]
+    pub snapshot_every: Duration,
+    /// Viewers held in memory, at most.
+    pub max_viewers: usize,
+}
+
+/// `[redis]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Redis {
+    /// Address, user and password.
+    pub url: SecretUrl,
+    /// In front of every key.
+    pub prefix: String,
+    /// The longest a call may take.
+    #[serde(with = "humantime_serde")]
+    pub deadline: Duration,
+    /// The longest a connection may take to be made.
+    #[serde(with = "humantime_serde")]
+    pub connect_timeout: Duration,
+    /// How old a batch is before it is applied.
+    #[serde(with = "humantime_serde")]
+    pub batch_min_age: Duration,
+}
+
+/// `[postgres]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Postgres {
+    /// Address, user and password.
+    pub url: SecretUrl,
+    /// Connections, at most.
+    pub max_connections: u32,
+    /// The longest a connection or a statement is waited for.
+    #[serde(with = "humantime_serde")]
+    pub deadline: Duration,
+    /// Whether the schema is brought up to date at start.
+    pub migrate: bool,
+    /// Whether statements stay prepared on the server.
+    pub prepared_statements: bool,
+}
+
+/// `[presence]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Presence {
+    /// Who is one viewer.
+    pub identity: Identity,
+    /// How long a viewer is online after a beat.
+    #[serde(with = "humantime_serde")]
+    pub window: Duration,
+    /// How often players are told to beat.
+    #[serde(with = "humantime_serde")]
+    pub heartbeat_every: Duration,
+    /// Hashes a video.
+    pub shards: u32,
+    /// When a beat is answered.
+    pub ack: Ack,
+    /// How long beats are merged.
+    #[serde(with = "humantime_serde")]
+    pub linger: Duration,
+    /// Beats in a batch that is full.
+    pub batch: usize,
+    /// Beats merged while the store is away, at most.
+    pub max_merged: usize,
+    /// Videos whose count is kept ready.
+    pub cached_videos: u64,
+}
+
+/// Who is one viewer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Identity {
+    /// A user, on however many devices.
+    User,
+    /// Each device of a user.
+    Device,
+}
+
+/// When a request is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Ack {
+    /// As soon as it is in this process.
+    Received,
+    /// When the store has it.
+    Stored,
+}
+
+/// `[plays]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Plays {
+    /// When a play is answered.
+    pub ack: Ack,
+    /// How long plays are merged with `ack = "received"`.
+    #[serde(with = "humantime_serde")]
+    pub linger: Duration,
+    /// Within which a second play counts nothing.
+    #[serde(with = "humantime_serde")]
+    pub dedupe_window: Duration,
+    /// Plays waiting for the store, at most.
+    pub max_pending: usize,
+    /// Videos whose total is kept ready.
+    pub cached_videos: u64,
+    /// Where a day begins.
+    pub timezone: chrono_tz::Tz,
+}
+
+/// `[jobs]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Jobs {
+    /// From sweep to sweep of a partition, for the whole fleet.
+    #[serde(with = "humantime_serde")]
+    pub sweep_every: Duration,
+    /// From flush to flush.
+    #[serde(with = "humantime_serde")]
+    pub flush_every: Duration,
+}
+
+/// `[videos]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Videos {
+    /// What happens with an id that the database doesn't know.
+    pub unknown: Unknown,
+}
+
+/// What happens with an id that the database doesn't know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Unknown {
+    /// It is counted.
+    Accept,
+    /// It is answered 404.
+    Reject,
+}
+
+/// An address that may hold a password: `Debug` shows it without.
+#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct SecretUrl(String);
+
+impl SecretUrl {
+    /// Wraps an address.
+    #[must_use]
+    pub fn new(url: impl Into<String>) -> Self {
+        Self(url.into())
+    }
+
+    /// The whole address, for the driver that connects to it.
+    #[must_use]
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+
+    /// The address without user, password and query, for logs and reports.
+    #[must_use]
+    pub fn redacted(&self) -> String {
+        let Ok(url) = url::Url::parse(&self.0) else { return "an address that can't be read".into() };
+        let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
+        format!("{}://{}{port}{}", url.scheme(), url.host_str().unwrap_or_default(), url.path())
+    }
+}
+
+impl std::fmt::Debug for SecretUrl {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(&self.redacted())
+    }
+}

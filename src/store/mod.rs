@@ -1,0 +1,7 @@
+//! Connections to the stores. No rule of the domain lives here.
+
+pub mod keys;
+pub mod lock;
+pub mod redis;
+pub mod script;
+pub mod time;

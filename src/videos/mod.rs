@@ -1,0 +1,20 @@
+//! Which videos there are.
+//!
+//! With `videos.unknown = "accept"` every well-formed id is a video; with `"reject"` one is a video
+//! when the database has its row.
+
+use std::collections::HashSet;
+
+use async_trait::async_trait;
+
+use crate::{error::StoreError, ids::VideoId};
+
+/// Where the rows of videos are.
+#[async_trait]
+pub trait VideoStore: Send + Sync {
+    /// Those of `videos` that have a row.
+    ///
+    /// # Errors
+    /// The store is away.
+    async fn existing(&self, videos: &[VideoId]) -> Result<HashSet<VideoId>, StoreError>;
+}
