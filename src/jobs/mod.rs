@@ -22,6 +22,11 @@ pub trait Job: Send + Sync + 'static {
     /// From the beginning of one run to the next, unless a run says otherwise.
     fn every(&self) -> Duration;
 
+    /// How long to wait after a run that failed.
+    fn retry_in(&self) -> Duration {
+        self.every()
+    }
+
     /// Does the work once and says when to do it next; `None` for the usual time.
     ///
     /// # Errors
@@ -87,7 +92,7 @@ pub fn start(lifecycle: &Lifecycle, watch: &Watch, job: Arc<dyn Job>) {
                     if !std::mem::replace(&mut failing, true) {
                         tracing::warn!(job = job.name(), error = %error, "{} failed; it is tried on", job.name());
                     }
-                    job.every()
+                    job.retry_in()
                 }
             };
             next = (began + wait).max(tokio::time::Instant::now());

@@ -4,6 +4,11 @@
 //! this process, `in_redis` in sharded hashes that any number of instances share; both obey the
 //! laws in `tests/it/presence_laws.rs`.
 
+pub mod in_redis;
+pub mod shards;
+pub mod sweep;
+mod tally;
+
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -15,7 +20,7 @@ use crate::{
 };
 
 /// "This viewer is playing this video."
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Beat {
     /// What is played.
     pub video: VideoId,
