@@ -17,6 +17,7 @@ pub mod jobs;
 pub mod lifecycle;
 pub mod plays;
 pub mod presence;
+pub mod simulate;
 pub mod store;
 pub mod telemetry;
 pub mod videos;

@@ -31,7 +31,7 @@ use crate::{
     ids::{Partition, VideoId},
     jobs::Job,
     store::{
-        lock::{Lock, Taken},
+        lock::{Held, Lock, Taken},
         redis::{Connection, Redis, reply},
         script::LuaScript,
     },
@@ -92,8 +92,7 @@ pub struct Swept {
 struct Pass<'a> {
     sweep: &'a Sweep,
     connection: Connection,
-    lock: Lock,
-    confirmed: Instant,
+    lock: Held,
     began: Timestamp,
     swept: Swept,
     ranking: BTreeSet<(Reverse<u64>, VideoId)>,
@@ -137,8 +136,7 @@ impl Sweep {
         let pass = Pass {
             sweep: self,
             connection: connection.clone(),
-            lock: lock.clone(),
-            confirmed: Instant::now(),
+            lock: Held::new(lock.clone()),
             began: self.redis.clock().now(),
             swept: Swept::default(),
             ranking: BTreeSet::new(),
@@ -186,13 +184,12 @@ impl Pass<'_> {
         let mut corrupt = 0;
         let mut failed = None;
         for videos in videos.chunks(VIDEOS_TOGETHER) {
-            self.still_mine().await?;
             let places: Vec<_> = videos
                 .iter()
                 .map(|(video, _)| (video.clone(), self.sweep.shards.places(video).all()))
                 .collect();
             let began = self.sweep.redis.clock().now();
-            let walked = self.sweep.walker.walk(&self.connection, &places).await?;
+            let walked = self.sweep.walker.walk(&self.connection, &places, Some(&mut self.lock)).await?;
             let mut counted = Vec::new();
             for ((video, score), walked) in videos.iter().zip(walked) {
                 match walked {
@@ -208,7 +205,7 @@ impl Pass<'_> {
                     }
                 }
             }
-            self.still_mine().await?;
+            self.lock.still_mine(&self.connection).await?;
             self.store(&counted, began).await?;
         }
         if let Some(error) = failed {
@@ -304,37 +301,20 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Makes sure that the lock is mine before something is written; asks only where it may not be.
-    async fn still_mine(&mut self) -> Result<(), StoreError> {
-        if self.confirmed.elapsed() < self.sweep.interval.mul_f64(0.3) {
-            return Ok(());
-        }
-        let asked = Instant::now();
-        if !self.lock.renew(&self.connection).await? {
-            return Err(lost());
-        }
-        self.confirmed = asked;
-        Ok(())
-    }
-
     async fn finish(&self) -> Result<(), StoreError> {
         let keys = self.sweep.redis.keys();
-        let mut args = vec![self.lock.token().to_owned(), self.began.secs().to_string()];
+        let mut args = vec![self.lock.lock().token().to_owned(), self.began.secs().to_string()];
         for (Reverse(viewers), video) in &self.ranking {
             args.extend([viewers.to_string(), video.to_string()]);
         }
         let partition = self.sweep.partition;
-        let keys = [self.lock.key().to_owned(), keys.swept(partition), keys.rank(partition)];
+        let keys = [self.lock.lock().key().to_owned(), keys.swept(partition), keys.rank(partition)];
         if self.connection.query::<i64>(FINISH.call(&keys, &args)).await? == 1 {
             return Ok(());
         }
         metrics::counter!("headcount_lock_lost_total").increment(1);
-        Err(lost())
+        Err(StoreError::unavailable(Part::Redis, "another instance has taken over the sweep"))
     }
-}
-
-fn lost() -> StoreError {
-    StoreError::unavailable(Part::Redis, "another instance has taken over the sweep")
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a gauge; Unix seconds are far below 2^52")]

@@ -254,7 +254,7 @@ impl Reader {
             .iter()
             .map(|index| (videos[*index].clone(), self.shards.places(&videos[*index]).all()))
             .collect();
-        let walk = self.walker.walk(connection, &places);
+        let walk = self.walker.walk(connection, &places, None);
         let Ok(Ok(walked)) = tokio::time::timeout(self.deadline, walk).await else { return };
         let now = self.redis.clock().now();
         for (index, walked) in live.iter().zip(walked) {

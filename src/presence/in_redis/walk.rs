@@ -15,6 +15,7 @@ use crate::{
     error::StoreError,
     ids::VideoId,
     store::{
+        lock::Held,
         redis::{Connection, Redis, reply},
         script::LuaScript,
     },
@@ -103,18 +104,23 @@ impl Walker {
     }
 
     /// Walks through the given shards of each video. A video one of whose shards Redis refuses to
-    /// walk gets that error, and the others their counts.
+    /// walk gets that error, and the others their counts. A sweep's lock is made
+    /// sure of before each step.
     ///
     /// # Errors
-    /// The connection failed.
+    /// The connection failed, or the lock is lost.
     pub(crate) async fn walk(
         &self,
         connection: &Connection,
         videos: &[(VideoId, Range<u32>)],
+        mut lock: Option<&mut Held>,
     ) -> Result<Vec<Result<Walked, StoreError>>, StoreError> {
         let mut results: Vec<Result<Walked, StoreError>> = vec![Ok(Walked::default()); videos.len()];
         let mut steps = self.lengths(connection, videos, &mut results).await?;
         while !steps.is_empty() {
+            if let Some(lock) = &mut lock {
+                lock.still_mine(connection).await?;
+            }
             let batch = split_by_work(&mut steps);
             let commands = batch.iter().map(|step| self.command(step)).collect();
             let values = connection.pipe(commands).await?;
