@@ -38,7 +38,8 @@ impl fmt::Display for Invalid {
 impl Problem {
     /// A value outside of what is allowed.
     pub(super) fn value(setting: &str, value: &str, source: &str, allowed: &str) -> Self {
-        let place = place(setting);
+        // Who has set the variable needn't be told its name twice.
+        let place = if source == variable(setting) { setting.to_owned() } else { place(setting) };
         Self::new(setting, format!("{place} is {value} in {source}; allowed: {allowed}"))
     }
 
@@ -82,7 +83,11 @@ impl Problem {
 
 /// The setting's name, and that of its variable.
 fn place(setting: &str) -> String {
-    format!("{setting} (HEADCOUNT_{})", setting.replace('.', "__").to_uppercase())
+    format!("{setting} ({})", variable(setting))
+}
+
+fn variable(setting: &str) -> String {
+    format!("HEADCOUNT_{}", setting.replace('.', "__").to_uppercase())
 }
 
 /// Whether settings lie below this name.

@@ -6,3 +6,4 @@ pub mod probe;
 pub mod redis;
 pub mod script;
 pub mod time;
+pub mod tls;
