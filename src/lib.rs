@@ -6,8 +6,10 @@
 
 pub mod backend;
 pub mod batch;
+pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod doctor;
 pub mod error;
 pub mod health;
 pub mod ids;
@@ -17,4 +19,5 @@ pub mod plays;
 pub mod presence;
 pub mod simulate;
 pub mod store;
+pub mod telemetry;
 pub mod videos;
