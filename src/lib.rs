@@ -4,6 +4,7 @@
 //! `ARCHITECTURE.md` walks through a heartbeat and a play; `config/default.toml` documents every
 //! setting.
 
+pub mod api;
 pub mod backend;
 pub mod batch;
 pub mod cli;

@@ -3,9 +3,13 @@
 //! With `videos.unknown = "accept"` every well-formed id is a video; with `"reject"` one is a video
 //! when the database has its row.
 
+mod catalog;
+
 use std::collections::HashSet;
 
 use async_trait::async_trait;
+
+pub use catalog::Catalog;
 
 use crate::{error::StoreError, ids::VideoId};
 
