@@ -21,4 +21,5 @@ pub mod presence;
 pub mod simulate;
 pub mod store;
 pub mod telemetry;
+pub mod tls;
 pub mod videos;

@@ -12,7 +12,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The facts, or why there is no way to this Redis.
 pub(super) async fn ask(settings: &config::Redis, clock: &dyn Clock) -> Answer<Facts> {
-    crate::store::tls::choose_provider();
+    crate::tls::choose_provider();
     // The error's own text may repeat the URL, and the URL may hold a password.
     let client = redis::Client::open(settings.url.expose()).map_err(|error| error.category().to_owned())?;
     let connect = AsyncConnectionConfig::new()

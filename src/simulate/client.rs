@@ -148,6 +148,7 @@ pub(super) struct Client {
 
 impl Client {
     pub(super) fn new(options: &Options, prefix: String, patience: &Patience) -> anyhow::Result<Self> {
+        crate::tls::choose_provider();
         let http = reqwest::Client::builder()
             .timeout(patience.timeout)
             .pool_max_idle_per_host(options.in_flight)

@@ -6,4 +6,3 @@ pub mod probe;
 pub mod redis;
 pub mod script;
 pub mod time;
-pub mod tls;

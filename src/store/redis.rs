@@ -84,7 +84,7 @@ impl Redis {
         clock: Arc<StoreClock>,
         scripts: Vec<&'static LuaScript>,
     ) -> Result<Self, StoreError> {
-        super::tls::choose_provider();
+        crate::tls::choose_provider();
         let client = redis::Client::open(settings.url.expose())
             // The error's own text may repeat the URL, and the URL may hold a password.
             .map_err(|error| {

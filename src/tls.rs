@@ -1,7 +1,6 @@
 //! The cryptography behind TLS, chosen once for the process.
 //!
-//! Two of our dependencies bring a provider each, and rustls panics at the first connection rather
-//! than choose between them.
+//! The libraries that speak TLS here bring no provider of their own and panic without one.
 
 /// Chooses the provider, unless somebody has. To be called before a TLS connection is prepared.
 pub fn choose_provider() {
