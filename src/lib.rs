@@ -5,6 +5,7 @@
 //! setting.
 
 pub mod api;
+pub mod app;
 pub mod backend;
 pub mod batch;
 pub mod cli;
@@ -18,6 +19,7 @@ pub mod jobs;
 pub mod lifecycle;
 pub mod plays;
 pub mod presence;
+pub mod server;
 pub mod simulate;
 pub mod store;
 pub mod telemetry;

@@ -87,8 +87,10 @@ pub async fn examine(config: &Config, clock: &dyn Clock) -> Report {
     let findings = match config.backend {
         BackendKind::Embedded => embedded::examine(&config.embedded).await,
         BackendKind::Redis => {
-            let (redis, postgres) =
-                tokio::join!(ask_redis::ask(&config.redis, clock), ask_postgres::ask(&config.postgres));
+            let (redis, postgres) = tokio::join!(
+                Box::pin(ask_redis::ask(&config.redis, clock)),
+                Box::pin(ask_postgres::ask(&config.postgres))
+            );
             let mut findings = match redis {
                 Ok(facts) => redis::judge(&facts, &config.redis),
                 Err(reason) => vec![unreachable("redis", "redis.url", &config.redis.url.redacted(), &reason)],
