@@ -5,7 +5,9 @@
 #![expect(clippy::unwrap_used, reason = "a test that can't go on fails")]
 #![expect(unreachable_pub, missing_docs, reason = "a test binary has no outside")]
 
+mod doctor;
 mod presence_laws;
 mod presence_redis;
+mod process;
 mod redis_scripts;
 mod world;
