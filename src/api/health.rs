@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     clock::Clock,
-    error::Part,
+    error::{Part, StoreError},
     health::{Health, HealthCheck},
 };
 
@@ -53,8 +53,8 @@ struct Looks {
     last: Option<(Duration, Arc<Health>)>,
     /// The one under way. Probes that were given up leave it to the next.
     under_way: Option<Look>,
-    /// What was logged last.
-    logged: String,
+    /// The parts that failed and those that were missed, as they were logged last.
+    told: Option<(Vec<&'static str>, Vec<&'static str>)>,
 }
 
 impl Readiness {
@@ -75,7 +75,7 @@ impl Readiness {
         if health.failed.is_empty() {
             return Ok(names(health.degraded.iter().copied()));
         }
-        Err(ApiError::NotReady { parts: names(health.failed.iter().map(crate::error::StoreError::part)) })
+        Err(ApiError::NotReady { parts: names(health.failed.iter().map(StoreError::part)) })
     }
 
     async fn health(&self) -> Result<Arc<Health>, ApiError> {
@@ -123,21 +123,22 @@ impl Readiness {
         }
         looks.last = Some((self.clock.monotonic(), health.clone()));
         looks.under_way = None;
-        let failed: Vec<String> = health.failed.iter().map(ToString::to_string).collect();
-        let degraded = names(health.degraded.iter().copied()).join(", ");
-        let told = match (failed.is_empty(), degraded.is_empty()) {
-            (false, _) => format!("not ready: {}", failed.join("; ")),
-            (true, false) => format!("ready, without {degraded}"),
-            (true, true) => "ready".into(),
-        };
-        if looks.logged != told {
-            if told == "ready" {
-                tracing::info!("{told}");
-            } else {
-                tracing::warn!("{told}");
-            }
-            looks.logged = told;
+        // Logged when the parts change; the causes may read differently each time.
+        let parts =
+            (names(health.failed.iter().map(StoreError::part)), names(health.degraded.iter().copied()));
+        if looks.told.as_ref() == Some(&parts) {
+            return;
         }
+        let degraded = parts.1.join(", ");
+        if !health.failed.is_empty() {
+            let causes: Vec<String> = health.failed.iter().map(ToString::to_string).collect();
+            tracing::error!("not ready: {}", causes.join("; "));
+        } else if !degraded.is_empty() {
+            tracing::warn!("ready, without {degraded}");
+        } else {
+            tracing::info!("ready");
+        }
+        looks.told = Some(parts);
     }
 }
 
