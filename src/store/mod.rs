@@ -2,6 +2,7 @@
 
 pub mod keys;
 pub mod lock;
+pub mod postgres;
 pub mod redis;
 pub mod script;
 pub mod time;
