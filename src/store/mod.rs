@@ -3,6 +3,7 @@
 pub mod keys;
 pub mod lock;
 pub mod probe;
+pub mod postgres;
 pub mod redis;
 pub mod script;
 pub mod time;

@@ -4,6 +4,7 @@
 //! when the database has its row.
 
 mod catalog;
+pub mod in_postgres;
 
 use std::collections::HashSet;
 
