@@ -3,6 +3,7 @@
 mod check_config;
 mod doctor;
 mod healthcheck;
+mod migrate;
 mod openapi;
 mod serve;
 
@@ -39,6 +40,8 @@ pub struct Cli {
 enum Command {
     /// Run the service (what is done where no command is given).
     Serve,
+    /// Bring the tables of the database up to date, and say what was missing.
+    Migrate,
     /// Check the settings, and show those that differ from the built-in ones.
     CheckConfig,
     /// Check that the stores are set up so that the promises hold.
@@ -62,6 +65,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Some(Command::CheckConfig) => check_config::run(file),
         Some(Command::Doctor(options)) => doctor::run(file, &options),
         Some(Command::Healthcheck(options)) => healthcheck::run(file, &options),
+        Some(Command::Migrate) => migrate::run(file),
         Some(Command::Openapi) => openapi::run(),
         Some(Command::Simulate(options)) => on_all_cores(simulate::run(options)),
         Some(Command::Serve) | None => serve::run(file),

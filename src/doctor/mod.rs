@@ -107,6 +107,17 @@ pub async fn examine(config: &Config, clock: &dyn Clock) -> Report {
     Report { findings }
 }
 
+/// The steps of the schema that went through, with their names.
+///
+/// # Errors
+/// The database can't be asked.
+pub async fn applied_steps(config: &Config) -> Result<Vec<(i64, String)>, String> {
+    match config.backend {
+        BackendKind::Embedded => embedded::applied_steps(&config.embedded).await,
+        BackendKind::Redis => ask_postgres::applied_steps(&config.postgres).await,
+    }
+}
+
 fn unreachable(check: &'static str, setting: &str, address: &str, reason: &str) -> Finding {
     Finding::problem(
         check,
