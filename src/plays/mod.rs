@@ -3,6 +3,8 @@
 //! `in_sqlite` counts in one transaction on disk; `in_redis` counts a delta in Redis that `flush`
 //! moves to Postgres. Both obey the laws in `tests/it/plays_laws.rs`.
 
+pub mod in_sqlite;
+
 use async_trait::async_trait;
 
 use crate::{

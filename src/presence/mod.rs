@@ -4,6 +4,8 @@
 //! this process, `in_redis` in sharded hashes that any number of instances share; both obey the
 //! laws in `tests/it/presence_laws.rs`.
 
+pub mod in_memory;
+
 use std::time::Duration;
 
 use async_trait::async_trait;

@@ -4,4 +4,5 @@ pub mod keys;
 pub mod lock;
 pub mod redis;
 pub mod script;
+pub mod sqlite;
 pub mod time;

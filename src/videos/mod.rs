@@ -3,6 +3,9 @@
 //! With `videos.unknown = "accept"` every well-formed id is a video; with `"reject"` one is a video
 //! when the database has its row.
 
+pub mod catalog;
+pub mod in_sqlite;
+
 use std::collections::HashSet;
 
 use async_trait::async_trait;
