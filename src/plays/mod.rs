@@ -5,6 +5,7 @@
 
 pub mod flush;
 pub mod in_redis;
+pub mod in_sqlite;
 pub mod postgres;
 
 use async_trait::async_trait;

@@ -5,6 +5,7 @@
 
 mod catalog;
 pub mod in_postgres;
+pub mod in_sqlite;
 
 use std::collections::HashSet;
 
