@@ -6,6 +6,7 @@
 #![expect(missing_docs, reason = "a test binary has no outside")]
 
 mod doctor;
+mod drain;
 mod presence_laws;
 mod presence_redis;
 mod process;

@@ -177,3 +177,45 @@ async fn commands_print_what_they_are_for() {
     let said = text(&output.stdout);
     assert!(said.contains("redis.url") && !said.contains("secret"), "{said}");
 }
+
+#[tokio::test]
+async fn migrate_says_what_it_applied_and_the_doctor_sees_it() {
+    let database = crate::world::new_database().await;
+    let redis = crate::world::service("TEST_REDIS_URL");
+    let folder = tempfile::tempdir().unwrap();
+    let on_redis = [
+        ("HEADCOUNT_BACKEND", "redis"),
+        ("HEADCOUNT_REDIS__URL", redis.as_str()),
+        ("HEADCOUNT_POSTGRES__URL", database.as_str()),
+        ("HEADCOUNT_POSTGRES__MIGRATE", "false"),
+    ];
+    let embedded = [("HEADCOUNT_EMBEDDED__PATH", folder.path().to_str().unwrap())];
+
+    let before = ran(&["doctor", "--json"], &on_redis).await;
+    assert_eq!(before.status.code(), Some(1));
+    assert!(text(&before.stdout).contains("run `headcount migrate`"), "{}", text(&before.stdout));
+    for variables in [&on_redis[..], &embedded[..]] {
+        let first = ran(&["migrate"], variables).await;
+        assert_eq!(first.status.code(), Some(0), "{}", text(&first.stderr));
+        assert!(text(&first.stdout).contains("applied step 1"), "{}", text(&first.stdout));
+        let second = ran(&["migrate"], variables).await;
+        assert_eq!(second.status.code(), Some(0), "{}", text(&second.stderr));
+        assert!(text(&second.stdout).contains("nothing to apply"), "{}", text(&second.stdout));
+    }
+    let after = ran(&["doctor"], &on_redis).await;
+    assert!(text(&after.stdout).contains("complete at step"), "{}", text(&after.stdout));
+    let after = ran(&["doctor"], &embedded).await;
+    assert_eq!(after.status.code(), Some(0), "{}", text(&after.stdout));
+}
+
+#[tokio::test]
+async fn a_database_that_is_away_ends_migrate_with_one_and_a_reason() {
+    let variables = [
+        ("HEADCOUNT_BACKEND", "redis"),
+        ("HEADCOUNT_POSTGRES__URL", "postgres://user:secret@127.0.0.1:1/headcount"),
+    ];
+    let output = ran(&["migrate"], &variables).await;
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("postgres://127.0.0.1:1/headcount") && !said.contains("secret"), "{said}");
+}

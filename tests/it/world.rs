@@ -234,7 +234,7 @@ pub fn service(variable: &str) -> String {
 }
 
 /// A database of its own for one test.
-async fn new_database() -> String {
+pub async fn new_database() -> String {
     use sqlx::{Connection, Executor};
 
     let server = service("TEST_POSTGRES_URL");
@@ -247,4 +247,3 @@ async fn new_database() -> String {
     url.set_path(&name);
     url.to_string()
 }
-
