@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use headcount::{
     backend,
-    clock::{Clock, ManualClock, Timestamp},
+    clock::{ManualClock, Timestamp},
     config::{self, BackendKind, Config},
     error::StoreError,
     ids::{PlayId, UserId, VideoId, ViewerId},
@@ -95,12 +95,27 @@ impl World {
         Self::start(config, clock, _folder).await
     }
 
+    /// The same world with other settings.
+    pub async fn changed(self, change: impl FnOnce(&mut Config)) -> Self {
+        let mut world = self;
+        change(&mut world.config);
+        world.restarted().await
+    }
+
     pub fn is_redis(&self) -> bool {
         self.config.backend == BackendKind::Redis
     }
 
     pub fn pass(&self, time: Duration) {
         self.clock.advance(time);
+    }
+
+    /// Lets minutes pass with a sweep in each, as they do in a healthy service.
+    pub async fn pass_swept(&self, minutes: u32) {
+        for _ in 0..minutes {
+            self.clock.advance(secs(60));
+            self.sweep().await;
+        }
     }
 
     /// Lets time pass until nothing that was read before is served again.
@@ -150,6 +165,13 @@ impl World {
             self.redis_command::<i64>(redis::cmd("DEL").arg(locks)).await;
         }
         assert!(self.run_jobs("sweep").await > 0);
+    }
+
+    /// Moves all plays to the database, where that is another place.
+    pub async fn flush(&self) {
+        if self.is_redis() {
+            assert!(self.run_jobs("flush").await > 0);
+        }
     }
 
     /// Runs the jobs of that name once each and tells how many there are.
@@ -247,4 +269,3 @@ async fn new_database() -> String {
     url.set_path(&name);
     url.to_string()
 }
-
