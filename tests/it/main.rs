@@ -5,8 +5,11 @@
 #![expect(clippy::unwrap_used, reason = "a test that can't go on fails")]
 #![expect(unreachable_pub, reason = "a test binary has no outside")]
 
+mod doctor;
+mod drain;
 mod plays_laws;
 mod presence_laws;
 mod presence_redis;
+mod process;
 mod redis_scripts;
 mod world;

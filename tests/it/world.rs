@@ -256,7 +256,7 @@ pub fn service(variable: &str) -> String {
 }
 
 /// A database of its own for one test.
-async fn new_database() -> String {
+pub async fn new_database() -> String {
     use sqlx::{Connection, Executor};
 
     let server = service("TEST_POSTGRES_URL");
