@@ -24,6 +24,7 @@ fn text(text: &str) -> Value {
     Value::BulkString(text.as_bytes().to_vec())
 }
 
+#[expect(clippy::too_many_lines, reason = "a table")]
 fn cases() -> Vec<Case> {
     vec![
         Case {
