@@ -20,13 +20,13 @@ pub struct Timestamp(i64);
 impl Timestamp {
     /// From milliseconds since the Unix epoch.
     #[must_use]
-    pub fn from_millis(millis: i64) -> Self {
+    pub const fn from_millis(millis: i64) -> Self {
         Self(millis)
     }
 
     /// From seconds since the Unix epoch.
     #[must_use]
-    pub fn from_secs(secs: i64) -> Self {
+    pub const fn from_secs(secs: i64) -> Self {
         Self(secs.saturating_mul(1_000))
     }
 
