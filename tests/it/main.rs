@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that can't go on fails")]
 #![expect(unreachable_pub, missing_docs, reason = "a test binary has no outside")]
 
+mod delivery;
 mod presence_laws;
 mod presence_redis;
 mod redis_scripts;
