@@ -26,6 +26,9 @@ enum Kind {
 impl Kind {
     /// `navigator.sendBeacon` sends text/plain: anything else would cost a CORS preflight.
     fn of(headers: &HeaderMap) -> Self {
+        if headers.get(header::CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity") {
+            return Self::Other;
+        }
         let Some(given) = headers.get(header::CONTENT_TYPE) else { return Self::Json };
         let bytes = given.as_bytes();
         let end = bytes.iter().position(|byte| *byte == b';').unwrap_or(bytes.len());
@@ -72,7 +75,9 @@ impl Sent {
             Kind::Json => fields.add_object(fields::json_text(&self.body)?)?,
             Kind::Form => fields.add_form(&self.body)?,
             Kind::Other => {
-                return Err(ApiError::UnsupportedMediaType("JSON (also as text/plain), or a form"));
+                return Err(ApiError::UnsupportedMediaType(
+                    "JSON (also as text/plain) or a form, not compressed",
+                ));
             }
         }
         Ok(fields)
@@ -84,7 +89,7 @@ impl Sent {
             return Ok(None);
         }
         if self.kind != Kind::Json {
-            return Err(ApiError::UnsupportedMediaType("JSON (also as text/plain)"));
+            return Err(ApiError::UnsupportedMediaType("JSON (also as text/plain), not compressed"));
         }
         let mut list = None;
         fields::each_member(fields::json_text(&self.body)?, |name, value| {

@@ -36,6 +36,7 @@ pub(super) struct OnlineAnswer {
 #[utoipa::path(
     get,
     path = "/api/video/{videoId}/online-count",
+    operation_id = "onlineCount",
     tag = "pages",
     params(("videoId" = Id, Path)),
     responses(
@@ -83,6 +84,7 @@ pub(super) struct PlaysAnswer {
 #[utoipa::path(
     get,
     path = "/api/video/{videoId}/play-count",
+    operation_id = "playCount",
     tag = "pages",
     params(("videoId" = Id, Path)),
     responses(
@@ -156,6 +158,7 @@ impl Counts {
 #[utoipa::path(
     get,
     path = "/api/video/{videoId}/counts",
+    operation_id = "counts",
     tag = "pages",
     params(("videoId" = Id, Path)),
     responses(

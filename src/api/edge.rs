@@ -84,11 +84,14 @@ impl Service<Request> for EdgeService {
 
     fn call(&mut self, mut request: Request) -> EdgeFuture {
         let began = Instant::now();
-        let passed = *request.method() == Method::POST && is_prefetch(request.headers());
-        let route = (!passed).then(|| {
+        let mut route = None;
+        if *request.method() != Method::POST {
+            route = Some(self.inner.call(request));
+        } else if !is_prefetch(request.headers()) {
+            // Only a POST has its body read.
             DefaultBodyLimit::max(self.edge.shared.body_limit).apply(&mut request);
-            self.inner.call(request)
-        });
+            route = Some(self.inner.call(request));
+        }
         EdgeFuture { edge: self.edge.clone(), began, route, deadline: None }
     }
 }

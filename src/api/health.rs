@@ -3,7 +3,7 @@
 //! A probe never asks the stores more than once a second, however many probes there are, and names
 //! parts, not causes: those hold addresses and go to the log, when they change.
 
-use std::{sync::Arc, time::Duration};
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use axum::extract::State;
 use futures::{
@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     clock::Clock,
-    error::Part,
+    error::{Part, StoreError},
     health::{Health, HealthCheck},
 };
 
@@ -44,14 +44,17 @@ pub(super) struct Readiness {
     looks: Mutex<Looks>,
 }
 
+/// A look that any number of probes wait for; it finds nothing where the check panicked.
+type Look = Shared<BoxFuture<'static, Option<Arc<Health>>>>;
+
 #[derive(Default)]
 struct Looks {
     /// When the last one was done, and what it found.
     last: Option<(Duration, Arc<Health>)>,
     /// The one under way. Probes that were given up leave it to the next.
-    under_way: Option<Shared<BoxFuture<'static, Arc<Health>>>>,
-    /// What was logged last.
-    logged: String,
+    under_way: Option<Look>,
+    /// The parts that failed and those that were missed, as they were logged last.
+    told: Option<(Vec<&'static str>, Vec<&'static str>)>,
 }
 
 impl Readiness {
@@ -68,29 +71,34 @@ impl Readiness {
         if self.draining.is_cancelled() {
             return Err(ApiError::Draining);
         }
-        let health = self.health().await.ok_or(ApiError::Starting)?;
+        let health = self.health().await?;
         if health.failed.is_empty() {
             return Ok(names(health.degraded.iter().copied()));
         }
-        Err(ApiError::NotReady { parts: names(health.failed.iter().map(crate::error::StoreError::part)) })
+        Err(ApiError::NotReady { parts: names(health.failed.iter().map(StoreError::part)) })
     }
 
-    async fn health(&self) -> Option<Arc<Health>> {
+    async fn health(&self) -> Result<Arc<Health>, ApiError> {
         let look = match self.begin() {
-            Ok(health) => return Some(health),
+            Ok(health) => return Ok(health),
             Err(look) => look,
         };
-        if let Ok(health) = tokio::time::timeout(PATIENCE, look).await {
+        if let Ok(found) = tokio::time::timeout(PATIENCE, look).await {
+            let health = found.ok_or(ApiError::Silent).inspect_err(|_| self.looks.lock().under_way = None)?;
             self.looked(&health);
-            return Some(health);
+            return Ok(health);
         }
-        let looks = self.looks.lock();
-        let (at, health) = looks.last.as_ref()?;
-        (self.clock.monotonic().saturating_sub(*at) < LAST_LOOK_HOLDS).then(|| health.clone())
+        match &self.looks.lock().last {
+            None => Err(ApiError::Starting),
+            Some((at, health)) if self.clock.monotonic().saturating_sub(*at) < LAST_LOOK_HOLDS => {
+                Ok(health.clone())
+            }
+            Some(_) => Err(ApiError::Silent),
+        }
     }
 
     /// What a look found less than a second ago, or else the look to wait for.
-    fn begin(&self) -> Result<Arc<Health>, Shared<BoxFuture<'static, Arc<Health>>>> {
+    fn begin(&self) -> Result<Arc<Health>, Look> {
         let mut looks = self.looks.lock();
         match &looks.last {
             Some((at, health)) if self.clock.monotonic().saturating_sub(*at) < LOOK_EVERY => {
@@ -100,7 +108,8 @@ impl Readiness {
                 let check = &self.check;
                 let look = looks.under_way.get_or_insert_with(|| {
                     let check = check.clone();
-                    async move { Arc::new(check.check().await) }.boxed().shared()
+                    let look = async move { Arc::new(check.check().await) };
+                    AssertUnwindSafe(look).catch_unwind().map(Result::ok).boxed().shared()
                 });
                 Err(look.clone())
             }
@@ -114,21 +123,22 @@ impl Readiness {
         }
         looks.last = Some((self.clock.monotonic(), health.clone()));
         looks.under_way = None;
-        let failed: Vec<String> = health.failed.iter().map(ToString::to_string).collect();
-        let degraded = names(health.degraded.iter().copied()).join(", ");
-        let told = match (failed.is_empty(), degraded.is_empty()) {
-            (false, _) => format!("not ready: {}", failed.join("; ")),
-            (true, false) => format!("ready, without {degraded}"),
-            (true, true) => "ready".into(),
-        };
-        if looks.logged != told {
-            if told == "ready" {
-                tracing::info!("{told}");
-            } else {
-                tracing::warn!("{told}");
-            }
-            looks.logged = told;
+        // Logged when the parts change; the causes may read differently each time.
+        let parts =
+            (names(health.failed.iter().map(StoreError::part)), names(health.degraded.iter().copied()));
+        if looks.told.as_ref() == Some(&parts) {
+            return;
         }
+        let degraded = parts.1.join(", ");
+        if !health.failed.is_empty() {
+            let causes: Vec<String> = health.failed.iter().map(ToString::to_string).collect();
+            tracing::error!("not ready: {}", causes.join("; "));
+        } else if !degraded.is_empty() {
+            tracing::warn!("ready, without {degraded}");
+        } else {
+            tracing::info!("ready");
+        }
+        looks.told = Some(parts);
     }
 }
 
@@ -147,11 +157,16 @@ pub(super) struct Alive {
 #[utoipa::path(
     get,
     path = "/livez",
+    operation_id = "livez",
     tag = "operators",
     responses(
-        (status = 200, description = "Every job reports.", body = Alive),
+        (status = 200, description = "Every job reports.", body = Alive,
+            headers(("Cache-Control" = String, description = "`no-store`"))),
         (status = 503, description = "`parts` names the jobs that hang.", body = Problem,
-            content_type = "application/problem+json"),
+            content_type = "application/problem+json",
+            headers(
+                ("Cache-Control" = String, description = "`no-store`"),
+                ("Retry-After" = String, description = "Seconds to wait, 1 to 5."))),
     ),
 )]
 pub(super) async fn live(State(api): State<Arc<Api>>) -> Result<Answer<Alive>, ApiError> {
@@ -177,11 +192,16 @@ pub(super) struct Ready {
 #[utoipa::path(
     get,
     path = "/readyz",
+    operation_id = "readyz",
     tag = "operators",
     responses(
-        (status = 200, description = "They are.", body = Ready),
+        (status = 200, description = "They are.", body = Ready,
+            headers(("Cache-Control" = String, description = "`no-store`"))),
         (status = 503, description = "Not yet, not now (`parts` names what fails), or not any more.",
-            body = Problem, content_type = "application/problem+json"),
+            body = Problem, content_type = "application/problem+json",
+            headers(
+                ("Cache-Control" = String, description = "`no-store`"),
+                ("Retry-After" = String, description = "Seconds to wait, 1 to 5."))),
     ),
 )]
 pub(super) async fn ready(State(api): State<Arc<Api>>) -> Result<Answer<Ready>, ApiError> {

@@ -33,13 +33,19 @@ pub(super) struct BeatTaken {
 /// "This viewer is playing this video."
 ///
 /// Sent when playback begins and then every `nextHeartbeatSeconds`. `userId`, and where the service
-/// counts devices `deviceId`, come from a JSON body, a form or the query.
+/// counts devices `deviceId`, come from a JSON body (also sent as `text/plain`, as beacons are), a
+/// form or the query.
 #[utoipa::path(
     post,
     path = "/api/video/{videoId}/heartbeat",
+    operation_id = "heartbeat",
     tag = "players",
     params(("videoId" = Id, Path)),
-    request_body(content((ViewerSent = "application/json"), (ViewerSent = "application/x-www-form-urlencoded"))),
+    request_body(content(
+        (ViewerSent = "application/json"),
+        (ViewerSent = "application/x-www-form-urlencoded"),
+        (String = "text/plain", example = json!("{\"userId\":\"ann\"}")),
+    )),
     responses(
         (status = 200, description = "The beat is taken.", body = BeatTaken,
             headers(("Cache-Control" = String, description = "`no-store`"))),
@@ -81,9 +87,14 @@ pub(super) struct Left {
 #[utoipa::path(
     post,
     path = "/api/video/{videoId}/leave",
+    operation_id = "leave",
     tag = "players",
     params(("videoId" = Id, Path)),
-    request_body(content((ViewerSent = "application/json"), (ViewerSent = "application/x-www-form-urlencoded"))),
+    request_body(content(
+        (ViewerSent = "application/json"),
+        (ViewerSent = "application/x-www-form-urlencoded"),
+        (String = "text/plain", example = json!("{\"userId\":\"ann\"}")),
+    )),
     responses(
         (status = 200, description = "The viewer isn't there any more.", body = Left,
             headers(("Cache-Control" = String, description = "`no-store`"))),
@@ -127,8 +138,12 @@ pub(super) struct Refused {
 #[utoipa::path(
     post,
     path = "/api/heartbeats",
+    operation_id = "heartbeats",
     tag = "gateways",
-    request_body = BeatsSent,
+    request_body(content(
+        (BeatsSent = "application/json"),
+        (String = "text/plain", example = json!("{\"beats\":[{\"videoId\":\"film\",\"userId\":\"ann\"}]}")),
+    )),
     responses(
         (status = 200, description = "Which of the beats are taken.", body = BeatsTaken,
             headers(("Cache-Control" = String, description = "`no-store`"))),

@@ -48,6 +48,7 @@ pub(super) struct NoCounts {
 #[utoipa::path(
     get,
     path = "/api/videos/counts",
+    operation_id = "manyCounts",
     tag = "pages",
     params(("ids" = String, Query, description = "Ids, separated by commas.", example = "a,b,c")),
     responses(
@@ -69,8 +70,12 @@ pub(super) async fn get(
 #[utoipa::path(
     post,
     path = "/api/videos/counts",
+    operation_id = "manyCountsPosted",
     tag = "pages",
-    request_body = IdsSent,
+    request_body(content(
+        (IdsSent = "application/json"),
+        (String = "text/plain", example = json!("{\"ids\":[\"a\",\"b\"]}")),
+    )),
     responses(
         (status = 200, description = "The counts, in the order asked.", body = ManyCounts,
             headers(("Cache-Control" = String, description = "`no-store`"))),

@@ -15,8 +15,10 @@ pub(super) type Render = Arc<dyn Fn() -> String + Send + Sync>;
 #[utoipa::path(
     get,
     path = "/metrics",
+    operation_id = "metrics",
     tag = "operators",
-    responses((status = 200, description = "Prometheus text.", body = String, content_type = "text/plain")),
+    responses((status = 200, description = "Prometheus text.", body = String, content_type = "text/plain",
+        headers(("Cache-Control" = String, description = "`no-store`")))),
 )]
 pub(super) async fn scrape(Extension(render): Extension<Render>) -> Response {
     let headers = [

@@ -127,75 +127,74 @@ impl Api {
     }
 }
 
-/// A route and what it does with each method.
-type Routes<const N: usize> = [(&'static str, MethodRouter<Arc<Api>>); N];
+/// Routes that one kind of caller uses.
+struct Group {
+    /// The longest body they take, in bytes.
+    body_limit: usize,
+    routes: Vec<(&'static str, MethodRouter<Arc<Api>>)>,
+}
 
 /// What is public, by who calls it.
-pub fn public(AppState(api): AppState) -> Router {
-    let players: Routes<_> = [
+fn public_routes() -> [Group; 4] {
+    let players = vec![
         ("/api/video/{videoId}/heartbeat", post(heartbeat::beat)),
         ("/api/video/{videoId}/leave", post(heartbeat::leave)),
         ("/api/video/{videoId}/play", post(plays::record)),
     ];
-    let gateways: Routes<_> = [("/api/heartbeats", post(heartbeat::beat_many))];
-    let pages: Routes<_> = [
+    let gateways = vec![("/api/heartbeats", post(heartbeat::beat_many))];
+    let pages = vec![
         ("/api/video/{videoId}/online-count", get(counts::online)),
         ("/api/video/{videoId}/play-count", get(counts::plays)),
         ("/api/video/{videoId}/counts", get(counts::both)),
         ("/api/videos/counts", get(many::get).post(many::post)),
         ("/api/videos/top", get(top::top)),
     ];
-    Table::new(&api)
-        .group(SINGLE_BODY, players)
-        .group(BATCH_BODY, gateways)
-        .group(BATCH_BODY, pages)
-        .group(SINGLE_BODY, probes())
-        .finish(api)
+    [
+        Group { body_limit: SINGLE_BODY, routes: players },
+        Group { body_limit: BATCH_BODY, routes: gateways },
+        Group { body_limit: BATCH_BODY, routes: pages },
+        probes(),
+    ]
 }
 
-/// What is for operators only. `metrics` renders what `/metrics` answers.
-pub fn operators(AppState(api): AppState, metrics: Arc<dyn Fn() -> String + Send + Sync>) -> Router {
-    let pages: Routes<_> = [
-        ("/metrics", get(metrics::scrape).layer::<_, Infallible>(Extension::<Render>(metrics))),
+/// What is for operators only.
+fn operators_routes(metrics: Render) -> [Group; 2] {
+    let pages = vec![
+        ("/metrics", get(metrics::scrape).layer::<_, Infallible>(Extension(metrics))),
         ("/openapi.json", get(openapi::json)),
     ];
-    Table::new(&api).group(SINGLE_BODY, probes()).group(SINGLE_BODY, pages).finish(api)
+    [probes(), Group { body_limit: SINGLE_BODY, routes: pages }]
 }
 
 /// On both listeners: a balancer may reach only one of them.
-fn probes() -> Routes<2> {
-    [("/livez", get(health::live)), ("/readyz", get(health::ready))]
+fn probes() -> Group {
+    let routes = vec![("/livez", get(health::live)), ("/readyz", get(health::ready))];
+    Group { body_limit: SINGLE_BODY, routes }
 }
 
-/// Builds a router with an [`Edge`] around every route.
-struct Table {
-    router: Router<Arc<Api>>,
-    failures: Arc<FailureLog>,
-    timeout: Duration,
+/// The routes of the public listener.
+///
+/// Metrics are looked up in the recorder when they are first counted: install it before serving.
+pub fn public(state: AppState) -> Router {
+    router(public_routes(), state.0)
 }
 
-impl Table {
-    fn new(api: &Api) -> Self {
-        Self { router: Router::new(), failures: Arc::new(FailureLog::new()), timeout: api.request_timeout }
-    }
+/// The routes of the operators' listener. `metrics` renders what `/metrics` answers.
+pub fn operators(state: AppState, metrics: Arc<dyn Fn() -> String + Send + Sync>) -> Router {
+    router(operators_routes(metrics), state.0)
+}
 
-    fn edge(&self, route: &'static str, body_limit: usize) -> Edge {
-        Edge::new(route, body_limit, self.timeout, self.failures.clone())
-    }
-
-    /// Adds routes that take bodies of at most `body_limit` bytes.
-    fn group<const N: usize>(mut self, body_limit: usize, routes: Routes<N>) -> Self {
+/// Puts an [`Edge`] around every route, and around what is no route.
+fn router(groups: impl IntoIterator<Item = Group>, api: Arc<Api>) -> Router {
+    let failures = Arc::new(FailureLog::new());
+    let edge = |route, body_limit| Edge::new(route, body_limit, api.request_timeout, failures.clone());
+    let mut router = Router::new();
+    for Group { body_limit, routes } in groups {
         for (path, methods) in routes {
-            let methods = methods.fallback(method_not_allowed).layer(self.edge(path, body_limit));
-            self.router = self.router.route(path, methods);
+            router = router.route(path, methods.fallback(method_not_allowed).layer(edge(path, body_limit)));
         }
-        self
     }
-
-    fn finish(self, api: Arc<Api>) -> Router {
-        let elsewhere = any(not_found).layer(self.edge("other", SINGLE_BODY));
-        self.router.fallback_service(elsewhere).with_state(api)
-    }
+    router.fallback_service(any(not_found).layer(edge("other", SINGLE_BODY))).with_state(api)
 }
 
 async fn method_not_allowed() -> ApiError {

@@ -84,12 +84,15 @@ fn text_header(description: &str) -> utoipa::openapi::Header {
     HeaderBuilder::new().schema(Some(Object::with_type(Type::String))).description(Some(description)).build()
 }
 
-/// How many are watching a video now, and how often it was played.
-///
-/// Every error is `application/problem+json`; its `code` is stable. An id may be sent as text or as
-/// an integer, under `camelCase` and `snake_case` names.
+const ABOUT: &str = "How many people are watching a video now, and how often was it played.
+
+Every error is `application/problem+json`, and its `code` is stable. What a client sends may be named \
+in `camelCase` or `snake_case`; what isn't known is passed over. An id of the site's own may be an \
+integer in place of its digits. A field that is sent more than once must say the same each time.";
+
 #[derive(OpenApi)]
 #[openapi(
+    info(description = ABOUT),
     paths(
         heartbeat::beat, heartbeat::leave, heartbeat::beat_many, plays::record,
         counts::online, counts::plays, counts::both, many::get, many::post, top::top,
@@ -115,8 +118,10 @@ pub fn document() -> utoipa::openapi::OpenApi {
 #[utoipa::path(
     get,
     path = "/openapi.json",
+    operation_id = "openapi",
     tag = "operators",
-    responses((status = 200, description = "OpenAPI 3.1.", body = Object, content_type = "application/json")),
+    responses((status = 200, description = "OpenAPI 3.1.", body = Object, content_type = "application/json",
+        headers(("Cache-Control" = String, description = "`no-store`")))),
 )]
 pub(super) async fn json() -> Response {
     let headers = [

@@ -57,9 +57,14 @@ pub(super) struct PlayAccepted {
 #[utoipa::path(
     post,
     path = "/api/video/{videoId}/play",
+    operation_id = "play",
     tag = "players",
     params(("videoId" = Id, Path)),
-    request_body(content((PlaySent = "application/json"), (PlaySent = "application/x-www-form-urlencoded"))),
+    request_body(content(
+        (PlaySent = "application/json"),
+        (PlaySent = "application/x-www-form-urlencoded"),
+        (String = "text/plain", example = json!("{\"playId\":\"p-81f2\"}")),
+    )),
     responses(
         (status = 200, description = "The play is counted, or was before.", body = PlayDecided,
             headers(("Cache-Control" = String, description = "`no-store`"))),

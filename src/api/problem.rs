@@ -67,6 +67,8 @@ pub(super) enum ApiError {
     Starting,
     #[error("not working: {}", parts.join(", "))]
     NotReady { parts: Vec<&'static str> },
+    #[error("the stores haven't answered for a while")]
+    Silent,
     #[error("it takes no new requests")]
     Draining,
     #[error("not heard of for too long: {}", parts.join(", "))]
@@ -99,7 +101,7 @@ impl ApiError {
             Self::Unexpected(_) | Self::Panicked(_) => Code::Internal,
             Self::Timeout => Code::Timeout,
             Self::Starting => Code::Starting,
-            Self::NotReady { .. } => Code::NotReady,
+            Self::NotReady { .. } | Self::Silent => Code::NotReady,
             Self::Draining => Code::Draining,
             Self::Stuck { .. } => Code::Stuck,
         }

@@ -42,7 +42,8 @@ impl ToSchema for SiteId {
 pub(super) struct ViewerSent {
     user_id: SiteId,
     /// Needed where each device of a user is a viewer.
-    device_id: Option<SiteId>,
+    #[schema(required = false)]
+    device_id: SiteId,
 }
 
 /// Who played, or which playback it was: at least one of `userId` and `playId`.
@@ -50,11 +51,14 @@ pub(super) struct ViewerSent {
 #[schema(rename_all = "camelCase")]
 #[expect(clippy::struct_field_names, reason = "they are named for the clients")]
 pub(super) struct PlaySent {
-    user_id: Option<SiteId>,
+    #[schema(required = false)]
+    user_id: SiteId,
     /// Needed beside `userId` where each device of a user is a viewer.
-    device_id: Option<SiteId>,
+    #[schema(required = false)]
+    device_id: SiteId,
     /// Names one playback: sent again it counts nothing.
-    play_id: Option<SiteId>,
+    #[schema(required = false)]
+    play_id: SiteId,
 }
 
 /// Many beats.
@@ -72,7 +76,8 @@ pub(super) struct BeatSent {
     video_id: Id,
     user_id: SiteId,
     /// Needed where each device of a user is a viewer.
-    device_id: Option<SiteId>,
+    #[schema(required = false)]
+    device_id: SiteId,
 }
 
 /// Many ids.

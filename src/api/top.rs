@@ -39,6 +39,7 @@ pub(super) struct TopVideo {
 #[utoipa::path(
     get,
     path = "/api/videos/top",
+    operation_id = "top",
     tag = "pages",
     params(("limit" = Option<usize>, Query, description = "How many, 20 unless said.", minimum = 1, maximum = 100)),
     responses(

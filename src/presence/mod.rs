@@ -4,6 +4,7 @@
 //! this process, `in_redis` in sharded hashes that any number of instances share; both obey the
 //! laws in `tests/it/presence_laws.rs`.
 
+pub mod in_memory;
 pub mod in_redis;
 pub mod shards;
 pub mod sweep;

@@ -2,7 +2,9 @@
 
 pub mod keys;
 pub mod lock;
+pub mod postgres;
 pub mod probe;
 pub mod redis;
 pub mod script;
+pub mod sqlite;
 pub mod time;

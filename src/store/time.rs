@@ -101,6 +101,24 @@ impl StoreClock {
         }
     }
 
+    /// The host's time, for a store that lives in this process: it is taken for the store's, with
+    /// the same care for jumps.
+    pub fn follow_host(&self) -> Timestamp {
+        let mut state = self.state.lock();
+        let (host, mono) = (self.clock.now(), self.clock.monotonic());
+        let expected = state.anchor + mono.saturating_sub(state.anchored);
+        let jump = host.millis() - expected.millis();
+        if jump.unsigned_abs() > millis(TOLERATED_SKEW) {
+            drop(state);
+            self.observe(host, Duration::ZERO);
+        } else {
+            state.anchor = host;
+            state.anchored = mono;
+            state.observed = true;
+        }
+        host
+    }
+
     /// Whether viewers may be removed: not for two beat periods after a jump.
     pub fn may_remove(&self) -> bool {
         // A test's clock has no server that tells its time once a second.
@@ -147,6 +165,23 @@ mod tests {
             assert!(!store.may_remove(), "{jump}");
             manual.advance(Duration::from_secs(1));
             store.observe(manual.now(), Duration::ZERO);
+            assert!(store.may_remove(), "{jump}");
+        }
+    }
+
+    #[test]
+    fn a_jump_of_the_host_is_seen_by_a_store_in_this_process() {
+        let manual = ManualClock::at(Timestamp::from_secs(1_000_000));
+        let store = StoreClock::new(manual.clone(), Duration::from_secs(60));
+        manual.advance(Duration::from_secs(3_600));
+        assert_eq!(store.follow_host(), manual.now());
+        assert!(store.may_remove());
+        for jump in [-3_600_000, 3_600_000] {
+            manual.jump(jump);
+            assert_eq!(store.follow_host(), manual.now());
+            assert!(!store.may_remove(), "{jump}");
+            manual.advance(Duration::from_secs(60));
+            assert_eq!(store.follow_host(), manual.now());
             assert!(store.may_remove(), "{jump}");
         }
     }

@@ -4,6 +4,8 @@
 //! when the database has its row.
 
 mod catalog;
+pub mod in_postgres;
+pub mod in_sqlite;
 
 use std::collections::HashSet;
 

@@ -3,7 +3,7 @@
 //! `scripts/test` starts the servers; a test's data is its own by key prefix, database or file.
 
 #![expect(clippy::unwrap_used, reason = "a test that can't go on fails")]
-#![expect(unreachable_pub, missing_docs, reason = "a test binary has no outside")]
+#![expect(missing_docs, reason = "a test binary has no outside")]
 
 mod delivery;
 mod presence_laws;

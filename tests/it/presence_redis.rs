@@ -1,6 +1,6 @@
 //! What holds of presence in Redis: several instances, lost data, refused commands, keys and their lives.
 
-use headcount::{error::StoreError, presence::Presence};
+use headcount::error::StoreError;
 
 use crate::world::{NOON, World, beat, eventually, secs, video_id, viewer_id};
 

@@ -248,7 +248,3 @@ async fn new_database() -> String {
     url.to_string()
 }
 
-/// Keeps the trait in scope for tests that read the clock.
-pub fn now(world: &World) -> Timestamp {
-    world.clock.now()
-}
