@@ -116,3 +116,81 @@ impl HealthCheck for RedisHealth {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{path::Path, time::Duration};
+
+    use super::*;
+    use crate::{
+        clock::{ManualClock, Timestamp},
+        ids::{UserId, VideoId, ViewerId},
+        lifecycle::Stopped,
+        plays::{Play, Recorded},
+        presence::Beat,
+    };
+
+    fn config(file: &Path) -> Config {
+        let defaults =
+            ::config::File::from_str(include_str!("../config/default.toml"), ::config::FileFormat::Toml);
+        let config = ::config::Config::builder().add_source(defaults).build().unwrap();
+        let mut config: Config = config.try_deserialize().unwrap();
+        config.embedded.path = file.to_owned();
+        config
+    }
+
+    fn lifecycle() -> Lifecycle {
+        Lifecycle::new(Duration::ZERO, Duration::from_secs(20))
+    }
+
+    #[tokio::test]
+    async fn the_embedded_backend_needs_a_file_and_finds_everything_again_after_a_stop() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = config(&folder.path().join("new/folder/numbers.db"));
+        let clock = ManualClock::at(Timestamp::from_secs(1_800_000_000));
+        let (video, user) = (VideoId::parse("film").unwrap(), UserId::parse("ann").unwrap());
+        let viewer = ViewerId::of_user(&user);
+        let play = Play { video: video.clone(), viewer: Some(viewer.clone()), play_id: None };
+        for start in 0..3 {
+            let lifecycle = lifecycle();
+            let stores = open(&config, &lifecycle, clock.clone()).await.unwrap();
+            assert!(stores.health.check().await.failed.is_empty());
+            let names: Vec<_> = stores.jobs.iter().map(|job| job.name()).collect();
+            assert_eq!(names, ["sweep", "snapshot", "prune-seen"]);
+            if start == 0 {
+                assert!(stores.videos.existing(std::slice::from_ref(&video)).await.unwrap().is_empty());
+                let beat = Beat { video: video.clone(), viewer: viewer.clone() };
+                assert_eq!(stores.presence.beat(beat).await.unwrap(), 1);
+                assert_eq!(stores.plays.record(play.clone()).await.unwrap(), Recorded::Counted);
+            } else {
+                assert_eq!(stores.plays.record(play.clone()).await.unwrap(), Recorded::Duplicate);
+            }
+            assert!(stores.videos.existing(std::slice::from_ref(&video)).await.unwrap().contains(&video));
+            let online = stores.presence.online(std::slice::from_ref(&video)).await[0];
+            assert_eq!((online.online, online.stale), (Some(1), false));
+            assert_eq!(stores.plays.counts(std::slice::from_ref(&video)).await[0].plays, Some(1));
+            let watch = crate::jobs::Watch::default();
+            for job in stores.jobs.clone() {
+                crate::jobs::start(&lifecycle, &watch, job);
+            }
+            lifecycle.stop();
+            assert_eq!(lifecycle.run().await, Stopped::Drained);
+            assert_eq!(stores.health.check().await.failed.len(), 1);
+            clock.advance(Duration::from_secs(60));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_second_start_on_one_file_is_told_why_it_fails() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = config(folder.path());
+        let clock = ManualClock::at(Timestamp::from_secs(1_800_000_000));
+        let (first, second) = (lifecycle(), lifecycle());
+        let stores = open(&config, &first, clock.clone()).await.unwrap();
+        let error = open(&config, &second, clock.clone()).await.err().unwrap();
+        assert!(error.to_string().contains("in use by another headcount"), "{error}");
+        // Gone without a stop, the first leaves nothing that stands in the way.
+        drop(stores);
+        assert!(open(&config, &second, clock).await.is_ok());
+    }
+}

@@ -267,9 +267,11 @@ mod tests {
     async fn a_failure_is_told_to_all_who_waited_and_not_kept() {
         let table = Table::new();
         table.reads.store(12, Ordering::SeqCst);
-        table.let_through.add_permits(2);
         let film = [video("film")];
-        for answer in join_all([table.read(&film), table.read(&film)]).await {
+        let mut readers = join_all([table.read(&film), table.read(&film)]);
+        assert!(futures::poll!(&mut readers).is_pending());
+        table.let_through.add_permits(2);
+        for answer in readers.await {
             assert!(answer[0].as_ref().unwrap_err().is_transient());
         }
         assert_eq!(values(table.read(&film).await), [14]);

@@ -2,12 +2,14 @@
 --
 -- STRICT, because SQLite would turn a total that overflows into a float without a word.
 
+-- With videos.unknown = "reject" a row is what makes an id a video, so one can be made from its id
+-- alone.
 create table videos (
     video_id text primary key not null,
-    views integer not null check (views >= 0),
-    unique_viewers integer not null check (unique_viewers >= 0),
-    created_at integer not null,
-    updated_at integer not null,
+    views integer not null default 0 check (views >= 0),
+    unique_viewers integer not null default 0 check (unique_viewers >= 0),
+    created_at integer not null default (unixepoch() * 1000),
+    updated_at integer not null default (unixepoch() * 1000),
     -- A HyperLogLog sketch, up to 16 KB. The last column, so that reading a total doesn't read it.
     viewer_sketch blob
 ) strict;

@@ -37,6 +37,10 @@ const WAIT: Duration = Duration::from_secs(3);
 /// WAL lets them read while the writer writes.
 const READERS: u32 = 4;
 
+/// How long a start waits for the process before it to be gone.
+const HANDOVER: Duration = Duration::from_secs(1);
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
 /// Pages the writer keeps in memory, as negative KiB: the recent part of `play_seen` fits.
 const WRITER_CACHE: &str = "-32000";
 
@@ -73,14 +77,14 @@ struct Shared {
 }
 
 impl Sqlite {
-    /// Opens or makes the file at `path`, or [`DEFAULT_NAME`] in it where it is a folder, and
-    /// brings its tables up to date.
+    /// Opens or makes the file at `path`, or `headcount.db` in it where it is a folder, and brings
+    /// its tables up to date.
     ///
     /// # Errors
     /// The file can't be made, opened, migrated, or another process has it.
     pub async fn open(path: &Path) -> Result<Self, OpenError> {
         let file = locate(path).map_err(|error| OpenError::Folder(path.to_owned(), error))?;
-        let lock = lock(&file)?;
+        let lock = lock(&file).await?;
         let options = SqliteConnectOptions::new()
             .filename(&file)
             .create_if_missing(true)
@@ -107,16 +111,20 @@ impl Sqlite {
             .connect_with(options.pragma("query_only", "on"))
             .await
             .map_err(not_opened)?;
+        tracing::info!(sqlite.file = %file.display(), "opened {}", file.display());
         Ok(Self { shared: Arc::new(Shared { file, writer, readers, lock: Mutex::new(Some(lock)) }) })
     }
 
     /// Closes the file as the last thing of a stop.
     pub fn close_at_stop(&self, lifecycle: &Lifecycle) {
-        let sqlite = self.clone();
+        // Weak: where all who use the file are gone without a stop, it is closed.
+        let shared = Arc::downgrade(&self.shared);
         let stopping = lifecycle.stopping(Phase::Links);
         lifecycle.spawn(Phase::Links, "sqlite", async move {
             stopping.cancelled().await;
-            sqlite.close().await;
+            if let Some(shared) = shared.upgrade() {
+                Self { shared }.close().await;
+            }
         });
     }
 
@@ -238,7 +246,7 @@ fn locate(path: &Path) -> io::Result<PathBuf> {
 }
 
 /// Not a lock on the file itself: closing it would drop the locks SQLite has on it in this process.
-fn lock(file: &Path) -> Result<File, OpenError> {
+async fn lock(file: &Path) -> Result<File, OpenError> {
     let mut name = file.as_os_str().to_owned();
     name.push("-lock");
     let name = PathBuf::from(name);
@@ -248,10 +256,16 @@ fn lock(file: &Path) -> Result<File, OpenError> {
         .write(true)
         .open(&name)
         .map_err(|error| OpenError::Folder(name.clone(), error))?;
-    match lock.try_lock() {
-        Ok(()) => Ok(lock),
-        Err(TryLockError::WouldBlock) => Err(OpenError::InUse(file.to_owned())),
-        Err(TryLockError::Error(error)) => Err(OpenError::Folder(name, error)),
+    let give_up = tokio::time::Instant::now() + HANDOVER;
+    loop {
+        match lock.try_lock() {
+            Ok(()) => return Ok(lock),
+            Err(TryLockError::Error(error)) => return Err(OpenError::Folder(name, error)),
+            Err(TryLockError::WouldBlock) if tokio::time::Instant::now() < give_up => {
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+            Err(TryLockError::WouldBlock) => return Err(OpenError::InUse(file.to_owned())),
+        }
     }
 }
 

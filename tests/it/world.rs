@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use headcount::{
     backend,
-    clock::{Clock, ManualClock, Timestamp},
+    clock::{ManualClock, Timestamp},
     config::{self, BackendKind, Config},
     error::StoreError,
     ids::{PlayId, UserId, VideoId, ViewerId},
@@ -26,7 +26,7 @@ pub struct World {
     pub clock: Arc<ManualClock>,
     pub config: Config,
     pub lifecycle: Lifecycle,
-    _folder: Arc<tempfile::TempDir>,
+    folder: Arc<tempfile::TempDir>,
 }
 
 impl World {
@@ -69,7 +69,7 @@ impl World {
     async fn start(config: Config, clock: Arc<ManualClock>, folder: Arc<tempfile::TempDir>) -> Self {
         let lifecycle = Lifecycle::new(Duration::ZERO, PATIENCE);
         let stores = backend::open(&config, &lifecycle, clock.clone()).await.unwrap();
-        let world = Self { stores, clock, config, lifecycle, _folder: folder };
+        let world = Self { stores, clock, config, lifecycle, folder: folder };
         eventually("the stores are there", async || {
             let health = world.stores.health.check().await;
             health.failed.is_empty() && health.degraded.is_empty()
@@ -80,7 +80,7 @@ impl World {
 
     /// Another instance over the same data, with the same clock.
     pub async fn another(&self) -> Self {
-        Self::start(self.config.clone(), self.clock.clone(), self._folder.clone()).await
+        Self::start(self.config.clone(), self.clock.clone(), self.folder.clone()).await
     }
 
     /// Stops this instance as SIGTERM does and opens it again over the same data.
@@ -90,9 +90,16 @@ impl World {
         }
         self.lifecycle.stop();
         self.lifecycle.run().await;
-        let Self { stores, clock, config, _folder, .. } = self;
+        let Self { stores, clock, config, folder, .. } = self;
         drop(stores);
-        Self::start(config, clock, _folder).await
+        Self::start(config, clock, folder).await
+    }
+
+    /// The same world with other settings.
+    pub async fn changed(self, change: impl FnOnce(&mut Config)) -> Self {
+        let mut world = self;
+        change(&mut world.config);
+        world.restarted().await
     }
 
     pub fn is_redis(&self) -> bool {
@@ -101,6 +108,14 @@ impl World {
 
     pub fn pass(&self, time: Duration) {
         self.clock.advance(time);
+    }
+
+    /// Lets minutes pass with a sweep in each, as they do in a healthy service.
+    pub async fn pass_swept(&self, minutes: u32) {
+        for _ in 0..minutes {
+            self.clock.advance(secs(60));
+            self.sweep().await;
+        }
     }
 
     /// Lets time pass until nothing that was read before is served again.
@@ -150,6 +165,13 @@ impl World {
             self.redis_command::<i64>(redis::cmd("DEL").arg(locks)).await;
         }
         assert!(self.run_jobs("sweep").await > 0);
+    }
+
+    /// Moves all plays to the database, where that is another place.
+    pub async fn flush(&self) {
+        if self.is_redis() {
+            assert!(self.run_jobs("flush").await > 0);
+        }
     }
 
     /// Runs the jobs of that name once each and tells how many there are.
@@ -234,7 +256,7 @@ pub fn service(variable: &str) -> String {
 }
 
 /// A database of its own for one test.
-async fn new_database() -> String {
+pub async fn new_database() -> String {
     use sqlx::{Connection, Executor};
 
     let server = service("TEST_POSTGRES_URL");
@@ -247,4 +269,3 @@ async fn new_database() -> String {
     url.set_path(&name);
     url.to_string()
 }
-

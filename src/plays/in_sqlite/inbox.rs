@@ -6,11 +6,10 @@
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
 
-use super::{Books, ledger::TimedPlay};
+use super::{Books, decide::TimedPlay};
 use crate::{
-    clock::Clock,
     error::{Part, StoreError},
     lifecycle::{Lifecycle, Phase},
 };
@@ -27,17 +26,16 @@ pub(super) struct Inbox {
     arrived: Notify,
     linger: Duration,
     most: usize,
-    clock: Arc<dyn Clock>,
 }
 
 #[derive(Default)]
 struct State {
-    /// With the monotonic time at which each came in.
-    waiting: VecDeque<(Duration, TimedPlay)>,
+    /// With the time at which each came in.
+    waiting: VecDeque<(Instant, TimedPlay)>,
     /// Those SQLite has been given; they go back to the front where it fails.
     given: usize,
     /// When the oldest of those came in.
-    given_since: Option<Duration>,
+    given_since: Option<Instant>,
     /// Whether SQLite failed when it was last given plays.
     failing: bool,
 }
@@ -48,9 +46,8 @@ impl Inbox {
         books: Arc<Books>,
         linger: Duration,
         most: usize,
-        clock: Arc<dyn Clock>,
     ) -> Arc<Self> {
-        let inbox = Arc::new(Self { state: Mutex::default(), arrived: Notify::new(), linger, most, clock });
+        let inbox = Arc::new(Self { state: Mutex::default(), arrived: Notify::new(), linger, most });
         let stopping = lifecycle.stopping(Phase::Writers);
         let working = inbox.clone();
         lifecycle.spawn(Phase::Writers, "plays-inbox", async move {
@@ -67,14 +64,14 @@ impl Inbox {
     /// # Errors
     /// Too many wait, or one has waited too long.
     pub(super) fn take(&self, play: TimedPlay) -> Result<(), StoreError> {
-        let now = self.clock.monotonic();
+        let now = Instant::now();
         let mut state = self.state.lock();
         if state.waiting.len() + state.given >= self.most {
             return Err(StoreError::Full { part: Part::Sqlite, queue: "plays" });
         }
         // What waits for its turn is younger than this by design; what was given or came back isn't.
         let oldest = if state.failing { state.waiting.front().map(|(at, _)| *at) } else { state.given_since };
-        if oldest.is_some_and(|oldest| now.saturating_sub(oldest) > self.linger) {
+        if oldest.is_some_and(|oldest| now.duration_since(oldest) > self.linger) {
             return Err(StoreError::unavailable(Part::Sqlite, "plays that were taken are not yet on disk"));
         }
         state.waiting.push_back((now, play));
@@ -114,7 +111,7 @@ impl Inbox {
         tracing::error!(plays.lost = lost, "stopping with {lost} plays that SQLite did not take");
     }
 
-    fn give(&self) -> Option<Vec<(Duration, TimedPlay)>> {
+    fn give(&self) -> Option<Vec<(Instant, TimedPlay)>> {
         let mut state = self.state.lock();
         let count = state.waiting.len().min(BATCH);
         let given: Vec<_> = state.waiting.drain(..count).collect();
@@ -126,7 +123,7 @@ impl Inbox {
     }
 
     /// Puts back what may be taken later and tells whether that was none.
-    fn given_back(&self, given: Vec<(Duration, TimedPlay)>, results: Vec<Result<bool, StoreError>>) -> bool {
+    fn given_back(&self, given: Vec<(Instant, TimedPlay)>, results: Vec<Result<bool, StoreError>>) -> bool {
         let mut state = self.state.lock();
         let mut failed = None;
         // From the last to the first, so that they stand at the front in the order they came.

@@ -3,11 +3,13 @@
 //! Plays that come in while a commit is under way share the next one, so that the disk is waited
 //! for once a batch and not once a play.
 
+mod decide;
 mod inbox;
 mod ledger;
 mod notes;
 mod prune;
 mod sketch;
+mod tables;
 #[cfg(test)]
 mod tests;
 mod totals;
@@ -18,8 +20,9 @@ use async_trait::async_trait;
 use tokio::sync::Mutex;
 
 use self::{
+    decide::TimedPlay,
     inbox::Inbox,
-    ledger::{Counted, Ledger, TimedPlay},
+    ledger::{Counted, Ledger},
     notes::Notes,
     prune::PruneSeen,
     totals::Totals,
@@ -80,7 +83,7 @@ impl SqlitePlays {
             }
             Ack::Received => {
                 let (linger, most) = (settings.linger, settings.max_pending);
-                Way::Received(Inbox::start(lifecycle, books.clone(), linger, most, clock.clone()))
+                Way::Received(Inbox::start(lifecycle, books.clone(), linger, most))
             }
         };
         Self { books, way, clock }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use moka::{policy::EvictionPolicy, sync::Cache};
 
-use super::ledger::{TimedPlay, is_within};
+use super::decide::{TimedPlay, is_within};
 use crate::{
     clock::Timestamp,
     ids::{PlayId, VideoId, ViewerId},

@@ -7,6 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use moka::sync::Cache;
 
+use super::tables::{self, Total};
 use crate::{
     clock::{Clock, Timestamp},
     count_reads::CountReads,
@@ -14,33 +15,12 @@ use crate::{
     ids::VideoId,
     plays::PlayCount,
     single_flight::SingleFlight,
-    store::sqlite::{Sqlite, json, store_error},
+    store::sqlite::Sqlite,
 };
 
 /// How long a total is served without a look at the table. Only this process writes, so it is for
 /// changes made by hand.
 const FRESH: Duration = Duration::from_secs(1);
-
-/// What the table says of one video; all zero where it has no row.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Total {
-    pub(super) plays: u64,
-    pub(super) unique_viewers: u64,
-}
-
-impl Total {
-    pub(super) fn from_row(views: i64, unique_viewers: i64) -> Self {
-        // The table's checks keep both from being negative.
-        let plays = u64::try_from(views).unwrap_or(0);
-        // An estimate: there can't be more viewers than plays.
-        let unique_viewers = u64::try_from(unique_viewers).unwrap_or(0).min(plays);
-        Self { plays, unique_viewers }
-    }
-
-    fn later(self, other: Self) -> Self {
-        if other.plays > self.plays { other } else { self }
-    }
-}
 
 #[derive(Clone, Copy, Debug)]
 struct Kept {
@@ -92,7 +72,8 @@ impl Totals {
                 // A read may have begun before a play that was answered meanwhile.
                 (Ok(total), kept) => {
                     self.reads.live.increment(1);
-                    let total = kept.map_or(total, |kept| total.later(kept.total));
+                    let later = kept.filter(|kept| kept.total.plays > total.plays);
+                    let total = later.map_or(total, |kept| kept.total);
                     known(total, self.clock.now(), false)
                 }
                 (Err(_), Some(kept)) if kept.total.plays > 0 => {
@@ -132,7 +113,7 @@ impl Totals {
         self.flights
             .read(
                 videos,
-                move |videos| async move { select(&sqlite, &videos).await },
+                move |videos| async move { tables::totals(&sqlite, &videos).await },
                 move |video, total| keep.kept.insert(video.clone(), keep.kept_now(*total)),
             )
             .await
@@ -145,23 +126,4 @@ impl Totals {
 
 fn known(total: Total, at: Timestamp, stale: bool) -> PlayCount {
     PlayCount { plays: Some(total.plays), unique_viewers: Some(total.unique_viewers), as_of: Some(at), stale }
-}
-
-async fn select(sqlite: &Sqlite, videos: &[VideoId]) -> Result<Vec<Total>, StoreError> {
-    let asked: Vec<&str> = videos.iter().map(VideoId::as_str).collect();
-    let rows: Vec<(i64, i64, i64)> = sqlx::query_as(
-        "select asked.key, videos.views, videos.unique_viewers from json_each(?) as asked \
-         join videos on videos.video_id = asked.value",
-    )
-    .bind(json(&asked))
-    .fetch_all(sqlite.readers())
-    .await
-    .map_err(store_error)?;
-    let mut totals = vec![Total::default(); videos.len()];
-    for (index, views, unique_viewers) in rows {
-        if let Some(total) = usize::try_from(index).ok().and_then(|index| totals.get_mut(index)) {
-            *total = Total::from_row(views, unique_viewers);
-        }
-    }
-    Ok(totals)
 }

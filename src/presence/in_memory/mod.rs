@@ -192,7 +192,7 @@ impl InMemoryPresence {
             return OnlineCount { online: Some(held), as_of: Some(now), stale: false };
         }
         let before = if doubted { self.doubt.before(video, now, self.settings.window) } else { None };
-        let (online, as_of) = before.filter(|(before, _)| *before > held).unwrap_or((held, now));
+        let (online, as_of) = before.filter(|(before, _)| *before >= held).unwrap_or((held, now));
         if online == 0 {
             self.reads.unknown.increment(1);
             return OnlineCount::UNKNOWN;
