@@ -2,19 +2,22 @@
 
 use std::sync::Arc;
 
+use async_trait::async_trait;
+
 use crate::{
     clock::Clock,
     config::{BackendKind, Config},
-    health::HealthCheck,
+    health::{Health, HealthCheck},
     jobs::Job,
     lifecycle::Lifecycle,
-    plays::{Plays, in_sqlite::SqlitePlays},
+    plays::{self, Plays, in_redis::RedisPlays, in_sqlite::SqlitePlays},
     presence::{
-        Presence,
+        self, Presence,
         in_memory::{self, InMemoryPresence},
+        in_redis::RedisPresence,
     },
-    store::sqlite::Sqlite,
-    videos::{VideoStore, in_sqlite::SqliteVideos},
+    store::{postgres::Postgres, probe, redis::Redis, sqlite::Sqlite, time::StoreClock},
+    videos::{VideoStore, in_postgres::PostgresVideos, in_sqlite::SqliteVideos},
 };
 
 /// The stores the program works on, whichever backend is configured.
@@ -39,15 +42,12 @@ pub struct Stores {
 pub async fn open(config: &Config, lifecycle: &Lifecycle, clock: Arc<dyn Clock>) -> anyhow::Result<Stores> {
     match config.backend {
         BackendKind::Embedded => open_embedded(config, lifecycle, clock).await,
-        BackendKind::Redis => anyhow::bail!("backend = \"redis\" is not in this build"),
+        BackendKind::Redis => open_redis(config, lifecycle, clock),
     }
 }
 
-/// Opens memory and the `SQLite` file of this process.
-///
-/// # Errors
-/// The file can't be used, or another process has it.
-pub async fn open_embedded(
+/// Opens memory and the `SQLite` file of this process; fails where another process has it.
+async fn open_embedded(
     config: &Config,
     lifecycle: &Lifecycle,
     clock: Arc<dyn Clock>,
@@ -72,6 +72,49 @@ pub async fn open_embedded(
         health: Arc::new(sqlite),
         jobs,
     })
+}
+
+/// Opens the ways to Redis and Postgres. Neither has to be there yet.
+fn open_redis(config: &Config, lifecycle: &Lifecycle, clock: Arc<dyn Clock>) -> anyhow::Result<Stores> {
+    let caution = config.presence.heartbeat_every * 2;
+    let redis_clock = Arc::new(StoreClock::new(clock, caution));
+    let scripts = [&probe::PROBE]
+        .into_iter()
+        .chain(presence::in_redis::SCRIPTS)
+        .chain(plays::in_redis::SCRIPTS.iter().copied());
+    let redis = Redis::new(&config.redis, redis_clock, scripts.collect())?;
+    let postgres = Postgres::new(&config.postgres)?;
+    postgres.start(lifecycle);
+    let presence = RedisPresence::open(config, &redis, lifecycle);
+    let plays = RedisPlays::open(config, &redis, &postgres, lifecycle);
+    // Last: who speaks first on a connection has to be known before there is one.
+    redis.start(lifecycle);
+    let mut jobs = presence.jobs(config);
+    jobs.extend(plays.jobs());
+    Ok(Stores {
+        presence,
+        plays,
+        videos: Arc::new(PostgresVideos::new(postgres.clone())),
+        health: Arc::new(RedisHealth { redis, postgres }),
+        jobs,
+    })
+}
+
+/// Nothing can be taken without Redis; without Postgres everything can, for a while.
+struct RedisHealth {
+    redis: Redis,
+    postgres: Postgres,
+}
+
+#[async_trait]
+impl HealthCheck for RedisHealth {
+    async fn check(&self) -> Health {
+        let (redis, postgres) = tokio::join!(probe::probe(&self.redis), self.postgres.ping());
+        Health {
+            failed: redis.err().into_iter().collect(),
+            degraded: postgres.err().map(|error| error.part()).into_iter().collect(),
+        }
+    }
 }
 
 #[cfg(test)]

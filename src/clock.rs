@@ -20,7 +20,7 @@ pub struct Timestamp(i64);
 impl Timestamp {
     /// From milliseconds since the Unix epoch.
     #[must_use]
-    pub fn from_millis(millis: i64) -> Self {
+    pub const fn from_millis(millis: i64) -> Self {
         Self(millis)
     }
 

@@ -4,11 +4,14 @@
 //! `ARCHITECTURE.md` walks through a heartbeat and a play; `config/default.toml` documents every
 //! setting.
 
+pub mod api;
 pub mod backend;
 pub mod batch;
+pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod count_reads;
+pub mod doctor;
 pub mod error;
 pub mod health;
 pub mod ids;
@@ -16,6 +19,9 @@ pub mod jobs;
 pub mod lifecycle;
 pub mod plays;
 pub mod presence;
+pub mod simulate;
 pub mod single_flight;
 pub mod store;
+pub mod telemetry;
+pub mod tls;
 pub mod videos;

@@ -6,6 +6,7 @@
 //! is told to takes the whole process down: half a service is worse than none.
 
 use std::{
+    collections::BTreeMap,
     future::Future,
     sync::{
         Arc,
@@ -14,6 +15,7 @@ use std::{
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// What a task is for, in the order in which tasks are stopped.
@@ -54,6 +56,8 @@ struct Shared {
     draining: CancellationToken,
     cut_short: CancellationToken,
     died: AtomicBool,
+    /// How many tasks of each name run, so that a stop that hangs can say on whom.
+    running: Mutex<BTreeMap<&'static str, usize>>,
     phases: [(CancellationToken, TaskTracker); PHASES.len()],
 }
 
@@ -68,6 +72,7 @@ impl Lifecycle {
             draining: CancellationToken::new(),
             cut_short: CancellationToken::new(),
             died: AtomicBool::new(false),
+            running: Mutex::default(),
             phases: std::array::from_fn(|_| (CancellationToken::new(), TaskTracker::new())),
         };
         Self { shared: Arc::new(shared) }
@@ -78,6 +83,7 @@ impl Lifecycle {
     #[expect(clippy::disallowed_methods, reason = "the one place that spawns: the tracker waits for it")]
     pub fn spawn(&self, phase: Phase, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
         let (stopping, tracker) = &self.shared.phases[phase as usize];
+        *self.shared.running.lock().entry(name).or_default() += 1;
         let guard = Guard { name, stopping: stopping.clone(), shared: self.shared.clone() };
         tokio::spawn(tracker.track_future(async move {
             let _guard = guard;
@@ -105,12 +111,19 @@ impl Lifecycle {
         self.shared.draining.cancel();
     }
 
+    /// The tasks that have not ended, by name.
+    #[must_use]
+    pub fn running(&self) -> Vec<&'static str> {
+        self.shared.running.lock().keys().copied().collect()
+    }
+
     /// Waits until the service is asked to stop, stops it phase by phase, and tells how that went.
     pub async fn run(&self) -> Stopped {
         let shared = &self.shared;
         shared.draining.cancelled().await;
         let drain = async {
-            if !shared.died.load(Ordering::Relaxed) {
+            // One that lost a task can't keep its promises: it stops taking requests at once.
+            if !shared.died.load(Ordering::SeqCst) {
                 tokio::time::sleep(shared.drain_delay).await;
             }
             for (stopping, tracker) in &shared.phases {
@@ -119,17 +132,24 @@ impl Lifecycle {
                 tracker.wait().await;
             }
         };
-        let whole = tokio::select! {
-            () = drain => true,
-            () = shared.cut_short.cancelled() => false,
-            () = tokio::time::sleep(shared.drain) => false,
+        let cut_short = tokio::select! {
+            biased;
+            () = shared.cut_short.cancelled() => Some("it was asked to stop a second time"),
+            () = drain => None,
+            () = tokio::time::sleep(shared.drain) => Some("server.drain is over"),
         };
-        if shared.died.load(Ordering::Relaxed) {
+        if let Some(reason) = cut_short {
+            let running = self.running().join(", ");
+            tracing::error!(tasks = running, "the stop was cut short: {reason}; still running: {running}");
+            // What is dropped from here on has not died by itself.
+            shared.cut_short.cancel();
+        }
+        if shared.died.load(Ordering::SeqCst) {
             Stopped::TaskDied
-        } else if whole {
-            Stopped::Drained
-        } else {
+        } else if cut_short.is_some() {
             Stopped::CutShort
+        } else {
+            Stopped::Drained
         }
     }
 }
@@ -143,10 +163,131 @@ struct Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        if !self.stopping.is_cancelled() && !self.shared.cut_short.is_cancelled() {
-            tracing::error!(task = self.name, "a task ended that must not; stopping the service");
-            self.shared.died.store(true, Ordering::Relaxed);
-            self.shared.draining.cancel();
+        let shared = &self.shared;
+        let mut running = shared.running.lock();
+        if let Some(count) = running.get_mut(self.name) {
+            *count -= 1;
+            if *count == 0 {
+                running.remove(self.name);
+            }
         }
+        drop(running);
+        if shared.cut_short.is_cancelled() {
+            return;
+        }
+        // A panic while stopping counts as well: the last batch may be lost with it.
+        if std::thread::panicking() || !self.stopping.is_cancelled() {
+            tracing::error!(task = self.name, "{} ended and must not have; stopping the service", self.name);
+            shared.died.store(true, Ordering::SeqCst);
+            shared.draining.cancel();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DELAY: Duration = Duration::from_secs(2);
+    const DRAIN: Duration = Duration::from_secs(20);
+
+    /// A task that notes when it is told to end, and takes a second for it.
+    fn note(lifecycle: &Lifecycle, phase: Phase, ended: &Arc<Mutex<Vec<Phase>>>) {
+        let stopping = lifecycle.stopping(phase);
+        let ended = ended.clone();
+        lifecycle.spawn(phase, "noting", async move {
+            stopping.cancelled().await;
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            ended.lock().push(phase);
+        });
+    }
+
+    /// A task that never ends.
+    fn hang(lifecycle: &Lifecycle, phase: Phase) {
+        lifecycle.spawn(phase, "hanging", std::future::pending());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn phases_end_one_after_the_other_each_waited_for() {
+        let lifecycle = Lifecycle::new(DELAY, DRAIN);
+        let ended = Arc::new(Mutex::new(Vec::new()));
+        for phase in [Phase::Links, Phase::Jobs, Phase::Http, Phase::Writers] {
+            note(&lifecycle, phase, &ended);
+        }
+        let began = tokio::time::Instant::now();
+        lifecycle.stop();
+        assert_eq!(lifecycle.run().await, Stopped::Drained);
+        assert_eq!(*ended.lock(), PHASES);
+        assert_eq!(began.elapsed(), DELAY + Duration::from_secs(4));
+        assert!(lifecycle.running().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_ends_before_the_delay_is_over_but_everyone_can_see_the_drain() {
+        let lifecycle = Lifecycle::new(DELAY, DRAIN);
+        let ended = Arc::new(Mutex::new(Vec::new()));
+        note(&lifecycle, Phase::Http, &ended);
+        assert!(!lifecycle.draining().is_cancelled());
+        lifecycle.stop();
+        assert!(lifecycle.draining().is_cancelled());
+        let early = tokio::time::timeout(DELAY / 2, lifecycle.run()).await;
+        assert!(early.is_err() && !lifecycle.stopping(Phase::Http).is_cancelled());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_returns_early_stops_the_service_without_the_delay() {
+        let lifecycle = Lifecycle::new(DELAY, DRAIN);
+        let ended = Arc::new(Mutex::new(Vec::new()));
+        note(&lifecycle, Phase::Writers, &ended);
+        lifecycle.spawn(Phase::Jobs, "early", async {});
+        let began = tokio::time::Instant::now();
+        assert_eq!(lifecycle.run().await, Stopped::TaskDied);
+        assert_eq!(*ended.lock(), [Phase::Writers], "the others still finish what they have");
+        assert!(began.elapsed() < DELAY);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_panics_stops_the_service() {
+        let lifecycle = Lifecycle::new(DELAY, DRAIN);
+        lifecycle.spawn(Phase::Jobs, "panicking", async { panic!("as a test wants it") });
+        assert_eq!(lifecycle.run().await, Stopped::TaskDied);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_panic_during_the_stop_is_no_clean_stop() {
+        let lifecycle = Lifecycle::new(DELAY, DRAIN);
+        let stopping = lifecycle.stopping(Phase::Jobs);
+        lifecycle.spawn(Phase::Jobs, "last-flush", async move {
+            stopping.cancelled().await;
+            panic!("as a test wants it");
+        });
+        lifecycle.stop();
+        assert_eq!(lifecycle.run().await, Stopped::TaskDied);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_second_stop_cuts_the_drain_short_at_once() {
+        let lifecycle = Lifecycle::new(DELAY, DRAIN);
+        hang(&lifecycle, Phase::Http);
+        let began = tokio::time::Instant::now();
+        lifecycle.stop();
+        let second = async {
+            tokio::time::sleep(Duration::from_secs(3)).await;
+            lifecycle.stop();
+        };
+        let (stopped, ()) = tokio::join!(lifecycle.run(), second);
+        assert_eq!(stopped, Stopped::CutShort);
+        assert_eq!(began.elapsed(), Duration::from_secs(3));
+        assert_eq!(lifecycle.running(), ["hanging"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_limit_cuts_the_drain_short_and_counts_the_delay_in() {
+        let lifecycle = Lifecycle::new(DELAY, DRAIN);
+        hang(&lifecycle, Phase::Writers);
+        let began = tokio::time::Instant::now();
+        lifecycle.stop();
+        assert_eq!(lifecycle.run().await, Stopped::CutShort);
+        assert_eq!(began.elapsed(), DRAIN);
     }
 }

@@ -1,3 +1,10 @@
 //! The `headcount` binary.
 
-fn main() {}
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use headcount::cli::{Cli, run};
+
+fn main() -> ExitCode {
+    run(Cli::parse())
+}

@@ -2,7 +2,12 @@
 //!
 //! [`load`](load::load) reads and checks them; past it no setting can be out of its range.
 
+mod check;
+pub mod invalid;
 pub mod load;
+mod settings;
+#[cfg(test)]
+mod tests;
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -255,10 +260,16 @@ impl SecretUrl {
         &self.0
     }
 
-    /// The address without user, password and query, for logs and reports.
+    /// The address without user, password and query, for logs and reports. One whose parts can't be
+    /// told apart for certain isn't shown at all: what looks like a path may be half a password.
     #[must_use]
     pub fn redacted(&self) -> String {
-        let Ok(url) = url::Url::parse(&self.0) else { return "an address that can't be read".into() };
+        const HIDDEN: &str = "an address that can't be read";
+        let Ok(url) = url::Url::parse(&self.0) else { return HIDDEN.into() };
+        let rest = url[url::Position::BeforePath..].contains('@');
+        if url.cannot_be_a_base() || rest {
+            return HIDDEN.into();
+        }
         let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
         format!("{}://{}{port}{}", url.scheme(), url.host_str().unwrap_or_default(), url.path())
     }

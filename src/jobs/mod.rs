@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use crate::{
     error::StoreError,
@@ -21,6 +22,11 @@ pub trait Job: Send + Sync + 'static {
 
     /// From the beginning of one run to the next, unless a run says otherwise.
     fn every(&self) -> Duration;
+
+    /// How long to wait after a run that failed.
+    fn retry_in(&self) -> Duration {
+        self.every()
+    }
 
     /// Does the work once and says when to do it next; `None` for the usual time.
     ///
@@ -41,58 +47,86 @@ pub struct Watch {
 #[derive(Debug)]
 struct Watched {
     name: &'static str,
-    due: tokio::time::Instant,
+    due: Instant,
 }
 
-/// A run may take so much longer than its period before the job counts as stuck.
+/// A run may take so much longer than its period before the job counts as stuck: a flush may well
+/// wait out a few deadlines of stores that are away.
 const GRACE: Duration = Duration::from_secs(60);
 
 impl Watch {
     /// The jobs that should have reported and have not.
     #[must_use]
     pub fn stuck(&self) -> Vec<&'static str> {
-        let now = tokio::time::Instant::now();
+        let now = Instant::now();
         self.jobs.lock().iter().filter(|job| job.due < now).map(|job| job.name).collect()
     }
 
-    fn enter(&self, name: &'static str, next: Duration) -> usize {
+    fn enter(&self, name: &'static str) -> Beat {
         let mut jobs = self.jobs.lock();
-        jobs.push(Watched { name, due: tokio::time::Instant::now() + next + GRACE });
-        jobs.len() - 1
-    }
-
-    fn alive(&self, index: usize, next: Duration) {
-        self.jobs.lock()[index].due = tokio::time::Instant::now() + next + GRACE;
+        jobs.push(Watched { name, due: Instant::now() + GRACE });
+        Beat { jobs: self.jobs.clone(), index: jobs.len() - 1 }
     }
 }
 
-/// Starts a job. Runs that were missed are skipped, not made up for.
+/// One job's line in a [`Watch`].
+struct Beat {
+    jobs: Arc<Mutex<Vec<Watched>>>,
+    index: usize,
+}
+
+impl Beat {
+    /// The job will report again within `next`, give or take [`GRACE`].
+    fn alive(&self, next: Duration) {
+        self.jobs.lock()[self.index].due = Instant::now() + next + GRACE;
+    }
+}
+
+/// Starts a job. Runs that were missed are skipped, not made up for. A run under way when the
+/// service stops is finished, and [`Job::finish`] comes after it.
 pub fn start(lifecycle: &Lifecycle, watch: &Watch, job: Arc<dyn Job>) {
     let stopping = lifecycle.stopping(Phase::Jobs);
-    let watch = watch.clone();
-    let index = watch.enter(job.name(), job.first_in() + job.every());
+    let beat = watch.enter(job.name());
     lifecycle.spawn(Phase::Jobs, job.name(), async move {
-        let mut next = tokio::time::Instant::now() + job.first_in();
         let mut failing = false;
-        while stopping.run_until_cancelled(tokio::time::sleep_until(next)).await.is_some() {
-            let began = tokio::time::Instant::now();
-            let wait = match job.run().await {
-                Ok(wait) => {
-                    if std::mem::take(&mut failing) {
-                        tracing::info!(job = job.name(), "{} works again", job.name());
-                    }
-                    wait.unwrap_or(job.every())
-                }
-                Err(error) => {
-                    if !std::mem::replace(&mut failing, true) {
-                        tracing::warn!(job = job.name(), error = %error, "{} failed; it is tried on", job.name());
-                    }
-                    job.every()
-                }
-            };
-            next = (began + wait).max(tokio::time::Instant::now());
-            watch.alive(index, next.saturating_duration_since(tokio::time::Instant::now()));
+        let mut next = Instant::now() + job.first_in();
+        loop {
+            beat.alive(next.saturating_duration_since(Instant::now()));
+            if stopping.run_until_cancelled(tokio::time::sleep_until(next)).await.is_none() {
+                break;
+            }
+            let began = Instant::now();
+            // A run that hangs is seen after as long as it should have been over twice.
+            beat.alive(job.every());
+            let wait = run_once(job.as_ref(), &mut failing).await;
+            // Counted from the beginning, so that a slow store doesn't stretch the period; at
+            // once, and once, where that moment is past.
+            next = (began + wait).max(Instant::now());
         }
+        beat.alive(job.every());
         job.finish().await;
     });
 }
+
+/// One run: how long to wait from its beginning to the next. Only changes are logged.
+async fn run_once(job: &dyn Job, failing: &mut bool) -> Duration {
+    let name = job.name();
+    match job.run().await {
+        Ok(wait) => {
+            if std::mem::take(failing) {
+                tracing::info!(job = name, "{name} works again");
+            }
+            wait.unwrap_or(job.every())
+        }
+        Err(error) => {
+            metrics::counter!("headcount_job_failures_total", "job" => name).increment(1);
+            if !std::mem::replace(failing, true) {
+                tracing::warn!(job = name, error = %error, "{name} failed and will be tried on");
+            }
+            job.retry_in()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

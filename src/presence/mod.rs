@@ -5,6 +5,10 @@
 //! laws in `tests/it/presence_laws.rs`.
 
 pub mod in_memory;
+pub mod in_redis;
+pub mod shards;
+pub mod sweep;
+mod tally;
 
 use std::time::Duration;
 
@@ -17,7 +21,7 @@ use crate::{
 };
 
 /// "This viewer is playing this video."
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Beat {
     /// What is played.
     pub video: VideoId,

@@ -11,7 +11,7 @@ use super::{
     redis::{Connection, reply},
     script::LuaScript,
 };
-use crate::error::StoreError;
+use crate::error::{Part, StoreError};
 
 /// Prolongs a lock.
 pub static RENEW: LuaScript = LuaScript::new("lock_renew", include_str!("lua/lock_renew.lua"));
@@ -86,6 +86,43 @@ impl Lock {
     #[must_use]
     pub fn key(&self) -> &str {
         &self.key
+    }
+}
+
+/// A lock while its owner works: asked for before each write, and only where it may be lost.
+#[derive(Debug)]
+pub struct Held {
+    lock: Lock,
+    confirmed: std::time::Instant,
+}
+
+impl Held {
+    /// Of a lock that was taken just now.
+    #[must_use]
+    pub fn new(lock: Lock) -> Self {
+        Self { lock, confirmed: std::time::Instant::now() }
+    }
+
+    /// The lock itself.
+    #[must_use]
+    pub fn lock(&self) -> &Lock {
+        &self.lock
+    }
+
+    /// Makes sure that the lock is mine, prolonging it once a third of its lease is over.
+    ///
+    /// # Errors
+    /// It is another's by now, or Redis is away.
+    pub async fn still_mine(&mut self, connection: &Connection) -> Result<(), StoreError> {
+        if self.confirmed.elapsed() < self.lock.lease / 3 {
+            return Ok(());
+        }
+        let asked = std::time::Instant::now();
+        if !self.lock.renew(connection).await? {
+            return Err(StoreError::unavailable(Part::Redis, "another instance has taken over"));
+        }
+        self.confirmed = asked;
+        Ok(())
     }
 }
 

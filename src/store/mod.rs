@@ -2,6 +2,8 @@
 
 pub mod keys;
 pub mod lock;
+pub mod postgres;
+pub mod probe;
 pub mod redis;
 pub mod script;
 pub mod sqlite;

@@ -84,6 +84,7 @@ impl Redis {
         clock: Arc<StoreClock>,
         scripts: Vec<&'static LuaScript>,
     ) -> Result<Self, StoreError> {
+        crate::tls::choose_provider();
         let client = redis::Client::open(settings.url.expose())
             // The error's own text may repeat the URL, and the URL may hold a password.
             .map_err(|error| {
@@ -399,14 +400,20 @@ impl Connection {
 /// Redis refused the command, or answered with something else than `T`.
 pub fn reply<T: FromRedisValue>(value: Value) -> Result<T, StoreError> {
     if let Value::ServerError(error) = &value {
-        let text = format!("{} {}", error.code(), error.details().unwrap_or_default());
-        return Err(if is_passing(error.code()) {
-            StoreError::unavailable(Part::Redis, text)
-        } else {
-            StoreError::unexpected(Part::Redis, text)
-        });
+        return Err(refusal(&format!("{} {}", error.code(), error.details().unwrap_or_default())));
     }
     redis::from_redis_value(value).map_err(|error| StoreError::unexpected(Part::Redis, error))
+}
+
+/// What it means that Redis refused with `text`, whose first word is the code; for the errors that a
+/// script hands on.
+#[must_use]
+pub fn refusal(text: &str) -> StoreError {
+    if is_passing(text.split_whitespace().next().unwrap_or_default()) {
+        StoreError::unavailable(Part::Redis, text)
+    } else {
+        StoreError::unexpected(Part::Redis, text)
+    }
 }
 
 /// Whether Redis, having refused with this code, may say yes later.

@@ -3,12 +3,15 @@
 //! With `videos.unknown = "accept"` every well-formed id is a video; with `"reject"` one is a video
 //! when the database has its row.
 
-pub mod catalog;
+mod catalog;
+pub mod in_postgres;
 pub mod in_sqlite;
 
 use std::collections::HashSet;
 
 use async_trait::async_trait;
+
+pub use catalog::Catalog;
 
 use crate::{error::StoreError, ids::VideoId};
 

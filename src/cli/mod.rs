@@ -1,0 +1,92 @@
+//! The command line: one file a command, and what they share.
+
+mod check_config;
+mod doctor;
+mod healthcheck;
+
+use std::{
+    future::Future,
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use anyhow::Context as _;
+use clap::{Parser, Subcommand};
+
+use crate::config::{
+    invalid::Invalid,
+    load::{Loaded, load},
+};
+
+/// How many people are watching this video now, and how often was it played.
+#[derive(Debug, Parser)]
+#[command(name = "headcount", version)]
+pub struct Cli {
+    /// Settings over the built-in ones; HEADCOUNT_ variables go over both.
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Check the settings, and show those that differ from the built-in ones.
+    CheckConfig,
+    /// Check that the stores are set up so that the promises hold.
+    Doctor(doctor::Options),
+    /// Ask a running service whether it is ready: 0 if so, else 1.
+    Healthcheck(healthcheck::Options),
+}
+
+/// Bad settings, as bad arguments: the caller has to change something.
+const UNUSABLE: u8 = 2;
+
+/// Runs the command and tells how it ended. An error is printed once, with its causes.
+#[must_use]
+pub fn run(cli: Cli) -> ExitCode {
+    let file = cli.config.as_deref();
+    let ended = match cli.command {
+        Some(Command::CheckConfig) => check_config::run(file),
+        Some(Command::Doctor(options)) => doctor::run(file, &options),
+        Some(Command::Healthcheck(options)) => healthcheck::run(file, &options),
+        None => Ok(ExitCode::SUCCESS),
+    };
+    ended.unwrap_or_else(|error| {
+        complain(&error);
+        if error.is::<Invalid>() { ExitCode::from(UNUSABLE) } else { ExitCode::FAILURE }
+    })
+}
+
+/// Prints an error and its causes to stderr.
+fn complain(error: &anyhow::Error) {
+    // Nobody is left to be told where even stderr is gone.
+    let _ = writeln!(io::stderr(), "headcount: {error:#}");
+}
+
+/// The settings, with their warnings told on stderr.
+fn settings(file: Option<&Path>) -> anyhow::Result<Loaded> {
+    let loaded = load(file, None)?;
+    for warning in &loaded.warnings {
+        let _ = writeln!(io::stderr(), "headcount: warning: {warning}");
+    }
+    Ok(loaded)
+}
+
+/// Prints to stdout. Who reads it may stop early (`| head`), which is no error.
+fn print(text: &str) -> anyhow::Result<()> {
+    match writeln!(io::stdout(), "{text}").and_then(|()| io::stdout().flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        printed => printed.context("can't write to stdout"),
+    }
+}
+
+/// Runs a command that waits for others, on this thread.
+fn wait_for<T>(task: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("can't start the runtime")?
+        .block_on(task)
+}

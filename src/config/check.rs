@@ -1,0 +1,98 @@
+//! Settings that are fine alone and wrong together, and those that are allowed and likely a mistake.
+
+use std::{net::SocketAddr, time::Duration};
+
+use humantime::format_duration;
+
+use super::{Config, invalid::Problem};
+
+/// Hidden browser tabs beat about once a minute, whatever they are told.
+const SLOWEST_BEAT: Duration = Duration::from_secs(60);
+
+/// What a look at all settings together found.
+pub(super) struct Check {
+    /// Combinations that break a promise.
+    pub(super) problems: Vec<Problem>,
+    /// Combinations that break an expectation.
+    pub(super) warnings: Vec<String>,
+}
+
+/// Looks at settings that are each in their range.
+pub(super) fn check(config: &Config) -> Check {
+    let presence = &config.presence;
+    let server = &config.server;
+    let mut problems = Vec::new();
+    let mut wrong = |setting: &str, value: String, with: &[&'static str], must: String| {
+        problems.push(Problem::together(setting, &value, with.to_vec(), &must));
+    };
+    let time = |duration: Duration| format_duration(duration).to_string();
+
+    let least_window = presence.heartbeat_every * 3;
+    if presence.window < least_window {
+        wrong(
+            "presence.window",
+            time(presence.window),
+            &["presence.heartbeat_every"],
+            format!(
+                "at least three times presence.heartbeat_every, here {}: a viewer may miss two beats",
+                time(least_window)
+            ),
+        );
+    }
+    if config.jobs.sweep_every >= presence.window {
+        wrong(
+            "jobs.sweep_every",
+            time(config.jobs.sweep_every),
+            &["presence.window"],
+            format!("shorter than presence.window, here {}", time(presence.window)),
+        );
+    }
+    if server.request_timeout <= config.redis.deadline {
+        wrong(
+            "server.request_timeout",
+            time(server.request_timeout),
+            &["redis.deadline"],
+            format!("longer than redis.deadline, here {}", time(config.redis.deadline)),
+        );
+    }
+    if server.drain_delay >= server.drain {
+        wrong(
+            "server.drain_delay",
+            time(server.drain_delay),
+            &["server.drain"],
+            format!("shorter than server.drain, here {}, which it is part of", time(server.drain)),
+        );
+    }
+    if presence.batch > presence.max_merged {
+        wrong(
+            "presence.batch",
+            presence.batch.to_string(),
+            &["presence.max_merged"],
+            format!("at most presence.max_merged, here {}", presence.max_merged),
+        );
+    }
+    if collide(server.listen, config.ops.listen) {
+        wrong(
+            "ops.listen",
+            format!("{:?}", config.ops.listen),
+            &["server.listen"],
+            format!("another address than server.listen, here {}", server.listen),
+        );
+    }
+
+    let mut warnings = Vec::new();
+    if presence.window < SLOWEST_BEAT * 3 {
+        warnings.push(format!(
+            "presence.window is {}, under 3m: hidden browser tabs beat about once a minute, so their \
+             viewers may come and go in the counts",
+            time(presence.window)
+        ));
+    }
+    Check { problems, warnings }
+}
+
+/// Whether one of the two listeners would find its address taken by the other.
+fn collide(left: SocketAddr, right: SocketAddr) -> bool {
+    let same_host = left.ip() == right.ip() || left.ip().is_unspecified() || right.ip().is_unspecified();
+    left.port() != 0 && left.port() == right.port() && same_host
+}

@@ -1,0 +1,194 @@
+//! What each setting may be: the one table behind every complaint about a value.
+//!
+//! `config/default.toml` says the same in words, with the reasons; a test keeps their names equal.
+
+use std::{fmt, net::SocketAddr, time::Duration};
+
+use super::SecretUrl;
+
+const fn millis(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+const fn secs(secs: u64) -> Duration {
+    Duration::from_secs(secs)
+}
+
+const MINUTE: Duration = secs(60);
+const HOUR: Duration = secs(3_600);
+const DAY: Duration = secs(86_400);
+
+/// Every setting by its full name, in the order of `config/default.toml`.
+pub(super) const SETTINGS: &[(&str, Allowed)] = &[
+    ("backend", Allowed::OneOf(&["embedded", "redis"])),
+    ("server.listen", Allowed::Address),
+    ("server.drain_delay", Allowed::Time(Duration::ZERO, secs(300))),
+    ("server.drain", Allowed::Time(secs(1), HOUR)),
+    ("server.request_timeout", Allowed::Time(millis(100), secs(300))),
+    ("ops.listen", Allowed::Address),
+    ("log.filter", Allowed::LogFilter),
+    ("log.format", Allowed::OneOf(&["text", "json"])),
+    ("embedded.path", Allowed::Path),
+    ("embedded.snapshot_every", Allowed::Time(secs(1), MINUTE)),
+    ("embedded.max_viewers", Allowed::Number(1, 100_000_000)),
+    ("redis.url", Allowed::RedisUrl),
+    ("redis.prefix", Allowed::KeyPrefix),
+    ("redis.deadline", Allowed::Time(millis(50), MINUTE)),
+    ("redis.connect_timeout", Allowed::Time(millis(100), MINUTE)),
+    ("redis.batch_min_age", Allowed::Time(Duration::ZERO, MINUTE)),
+    ("postgres.url", Allowed::PostgresUrl),
+    ("postgres.max_connections", Allowed::Number(2, 1_000)),
+    ("postgres.deadline", Allowed::Time(millis(50), MINUTE)),
+    ("postgres.migrate", Allowed::Flag),
+    ("postgres.prepared_statements", Allowed::Flag),
+    ("presence.identity", Allowed::OneOf(&["user", "device"])),
+    ("presence.window", Allowed::Time(secs(5), HOUR)),
+    ("presence.heartbeat_every", Allowed::Time(secs(1), secs(600))),
+    ("presence.shards", Allowed::PowerOfTwo(1_024)),
+    ("presence.ack", Allowed::OneOf(&["received", "stored"])),
+    ("presence.linger", Allowed::Time(millis(10), secs(2))),
+    ("presence.batch", Allowed::Number(1, 100_000)),
+    ("presence.max_merged", Allowed::Number(1_000, 10_000_000)),
+    ("presence.cached_videos", Allowed::Number(100, 10_000_000)),
+    ("plays.ack", Allowed::OneOf(&["stored", "received"])),
+    ("plays.linger", Allowed::Time(secs(1), secs(3))),
+    ("plays.dedupe_window", Allowed::Time(secs(1), Duration::from_secs(7 * DAY.as_secs()))),
+    ("plays.max_pending", Allowed::Number(100, 1_000_000)),
+    ("plays.cached_videos", Allowed::Number(100, 10_000_000)),
+    ("plays.timezone", Allowed::TimeZone),
+    ("jobs.sweep_every", Allowed::Time(secs(1), secs(600))),
+    ("jobs.flush_every", Allowed::Time(millis(100), secs(600))),
+    ("videos.unknown", Allowed::OneOf(&["accept", "reject"])),
+];
+
+/// The values a setting takes.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Allowed {
+    /// One of these words.
+    OneOf(&'static [&'static str]),
+    /// A duration, both ends included.
+    Time(Duration, Duration),
+    /// A whole number, both ends included.
+    Number(u64, u64),
+    /// A power of two up to this one.
+    PowerOfTwo(u64),
+    /// `true` or `false`.
+    Flag,
+    /// Where to listen.
+    Address,
+    /// Directives of `EnvFilter`.
+    LogFilter,
+    /// A path of the file system.
+    Path,
+    /// Where Redis is.
+    RedisUrl,
+    /// Where Postgres is.
+    PostgresUrl,
+    /// What stands in front of every Redis key.
+    KeyPrefix,
+    /// An IANA time zone.
+    TimeZone,
+}
+
+/// What is allowed for `name`, if there is such a setting.
+pub(super) fn allowed(name: &str) -> Option<Allowed> {
+    SETTINGS.iter().find_map(|(known, allowed)| (*known == name).then_some(*allowed))
+}
+
+impl Allowed {
+    /// Whether a value, as text, is one of those.
+    pub(super) fn takes(self, text: &str) -> bool {
+        match self {
+            Self::OneOf(words) => words.contains(&text),
+            Self::Time(from, to) => {
+                humantime::parse_duration(text).is_ok_and(|time| (from..=to).contains(&time))
+            }
+            Self::Number(from, to) => text.parse().is_ok_and(|number| (from..=to).contains(&number)),
+            Self::PowerOfTwo(to) => {
+                text.parse().is_ok_and(|number: u64| number.is_power_of_two() && number <= to)
+            }
+            Self::Flag => matches!(text, "true" | "false"),
+            Self::Address => text.parse::<SocketAddr>().is_ok(),
+            Self::LogFilter => is_log_filter(text),
+            Self::Path => !text.is_empty() && !text.contains('\0'),
+            Self::RedisUrl => is_redis_url(text),
+            Self::PostgresUrl => is_postgres_url(text),
+            Self::KeyPrefix => {
+                let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-:".contains(&byte);
+                text.len() <= 64 && text.bytes().all(plain)
+            }
+            Self::TimeZone => text.parse::<chrono_tz::Tz>().is_ok(),
+        }
+    }
+
+    /// A value as it may be shown: an address without what is secret in it.
+    pub(super) fn show(self, text: &str) -> String {
+        match self {
+            Self::RedisUrl | Self::PostgresUrl => format!("{:?}", SecretUrl::new(text).redacted()),
+            _ => format!("{text:?}"),
+        }
+    }
+}
+
+impl fmt::Display for Allowed {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OneOf(words) => {
+                let quoted: Vec<String> = words.iter().map(|word| format!("{word:?}")).collect();
+                formatter.write_str(&quoted.join(" or "))
+            }
+            Self::Time(from, to) => {
+                let (from, to) = (humantime::format_duration(*from), humantime::format_duration(*to));
+                write!(
+                    formatter,
+                    "a duration from {from} to {to}, written like \"500ms\", \"30s\" or \"10m\""
+                )
+            }
+            Self::Number(from, to) => write!(formatter, "a whole number from {from} to {to}"),
+            Self::PowerOfTwo(to) => write!(formatter, "a power of two from 1 to {to}"),
+            Self::Flag => formatter.write_str("true or false"),
+            Self::Address => {
+                formatter.write_str("an IP address and a port, such as \"127.0.0.1:8080\" or \"[::]:8080\"")
+            }
+            Self::LogFilter => formatter.write_str(
+                "a level (error, warn, info, debug, trace, off) or directives such as \
+                 \"info,headcount::presence=debug\"",
+            ),
+            Self::Path => formatter.write_str("a path"),
+            Self::RedisUrl => formatter.write_str(
+                "redis://, rediss:// or unix://, such as \"redis://user:password@host:6379/0\" \
+                 (special characters of a password percent-encoded)",
+            ),
+            Self::PostgresUrl => formatter.write_str(
+                "postgres://, such as \"postgres://user:password@host:5432/database?sslmode=verify-full\" \
+                 (special characters of a password percent-encoded)",
+            ),
+            Self::KeyPrefix => formatter.write_str("up to 64 bytes of A-Z a-z 0-9 . _ - :"),
+            Self::TimeZone => formatter.write_str("an IANA time zone, such as \"UTC\" or \"Asia/Shanghai\""),
+        }
+    }
+}
+
+/// `EnvFilter` takes a misspelt level for the name of a target and then shows nothing else, so a
+/// word alone must be a level.
+fn is_log_filter(text: &str) -> bool {
+    const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
+    let is_word = |directive: &str| directive.bytes().all(|byte| byte.is_ascii_alphabetic());
+    let words_are_levels = text
+        .split(',')
+        .map(str::trim)
+        .filter(|directive| is_word(directive))
+        .all(|word| LEVELS.iter().any(|level| level.eq_ignore_ascii_case(word)));
+    words_are_levels && tracing_subscriber::EnvFilter::builder().parse(text).is_ok()
+}
+
+fn is_redis_url(text: &str) -> bool {
+    let scheme = text.split("://").next().unwrap_or_default();
+    let named = matches!(scheme, "redis" | "rediss" | "valkey" | "valkeys" | "unix");
+    named && redis::Client::open(text).is_ok()
+}
+
+fn is_postgres_url(text: &str) -> bool {
+    let scheme = text.split("://").next().unwrap_or_default();
+    matches!(scheme, "postgres" | "postgresql") && text.parse::<sqlx::postgres::PgConnectOptions>().is_ok()
+}

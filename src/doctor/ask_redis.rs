@@ -1,0 +1,71 @@
+//! Asks a Redis what it is and how it is set, over a connection of its own.
+
+use std::time::{Duration, Instant};
+
+use redis::{AsyncConnectionConfig, Cmd, FromRedisValue, aio::MultiplexedConnection};
+
+use super::{Answer, redis::Facts};
+use crate::{clock::Clock, config};
+
+/// An answer that takes longer isn't waited for: a doctor is no request.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The facts, or why there is no way to this Redis.
+pub(super) async fn ask(settings: &config::Redis, clock: &dyn Clock) -> Answer<Facts> {
+    crate::tls::choose_provider();
+    // The error's own text may repeat the URL, and the URL may hold a password.
+    let client = redis::Client::open(settings.url.expose()).map_err(|error| error.category().to_owned())?;
+    let connect = AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(settings.connect_timeout))
+        .set_response_timeout(Some(PATIENCE));
+    let connection = client
+        .get_multiplexed_async_connection_with_config(&connect)
+        .await
+        .map_err(|error| error.to_string())?;
+    let mut asking = Asking { connection };
+    let pong: String = asking.query(redis::cmd("PING")).await?;
+    tracing::debug!(redis.pong = pong, "redis answers the doctor");
+    Ok(Facts {
+        info: asking.query(redis::cmd("INFO")).await,
+        policy: asking.setting("maxmemory-policy").await,
+        fsync: asking.setting("appendfsync").await,
+        lazy_rewrite: asking.setting("no-appendfsync-on-rewrite").await,
+        snapshots: asking.setting("save").await,
+        script: asking.script().await,
+        ahead: asking.ahead(clock).await,
+    })
+}
+
+struct Asking {
+    connection: MultiplexedConnection,
+}
+
+impl Asking {
+    async fn query<T: FromRedisValue>(&mut self, command: Cmd) -> Answer<T> {
+        command.query_async(&mut self.connection).await.map_err(|error| error.to_string())
+    }
+
+    /// The value of a setting. A user who may not ask (an ACL, a renamed command) gets an error; so
+    /// does one who asks for a setting that isn't there.
+    async fn setting(&mut self, name: &str) -> Answer<String> {
+        let mut get = redis::cmd("CONFIG");
+        get.arg("GET").arg(name);
+        let pairs: Vec<String> = self.query(get).await?;
+        pairs.into_iter().nth(1).ok_or_else(|| format!("CONFIG knows no {name}"))
+    }
+
+    async fn script(&mut self) -> Answer<()> {
+        let mut eval = redis::cmd("EVAL");
+        eval.arg("return 1").arg(0);
+        self.query::<i64>(eval).await.map(drop)
+    }
+
+    async fn ahead(&mut self, clock: &dyn Clock) -> Answer<(i64, Duration)> {
+        let asked = Instant::now();
+        let (secs, micros): (i64, i64) = self.query(redis::cmd("TIME")).await?;
+        let took = asked.elapsed();
+        let theirs = secs.saturating_mul(1_000).saturating_add(micros / 1_000);
+        let ours = clock.now() - took / 2;
+        Ok((theirs.saturating_sub(ours.millis()), took))
+    }
+}

@@ -1,0 +1,114 @@
+//! Whether the stores are set up so that the promises hold: asked by `headcount doctor`, and at every
+//! start in the background.
+//!
+//! Asking (`ask_redis`, `ask_postgres`) gives facts; judging them (`redis`, `postgres`) is plain
+//! functions, so that every good, bad and forbidden answer has its test. A check that may not look
+//! says *unknown*, never "fine".
+
+mod ask_postgres;
+mod ask_redis;
+mod embedded;
+mod postgres;
+mod redis;
+mod report;
+#[cfg(test)]
+mod tests;
+mod watching;
+
+pub use self::{report::Report, watching::Watching};
+
+use crate::{
+    clock::Clock,
+    config::{BackendKind, Config},
+};
+
+/// How a check came out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verdict {
+    /// As it should be.
+    Ok,
+    /// It couldn't be looked at.
+    Unknown,
+    /// Fine for some; know about it.
+    Warning,
+    /// A promise doesn't hold.
+    Problem,
+}
+
+impl Verdict {
+    /// The word in reports and logs.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Unknown => "unknown",
+            Self::Warning => "warning",
+            Self::Problem => "problem",
+        }
+    }
+}
+
+/// What one check found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// What was looked at.
+    pub check: &'static str,
+    /// How it came out.
+    pub verdict: Verdict,
+    /// What was seen.
+    pub found: String,
+    /// What to do about it; empty where nothing is.
+    pub advice: String,
+}
+
+impl Finding {
+    fn ok(check: &'static str, found: impl Into<String>) -> Self {
+        Self { check, verdict: Verdict::Ok, found: found.into(), advice: String::new() }
+    }
+
+    fn warning(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { check, verdict: Verdict::Warning, found: found.into(), advice: advice.into() }
+    }
+
+    fn problem(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { check, verdict: Verdict::Problem, found: found.into(), advice: advice.into() }
+    }
+
+    fn unknown(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { check, verdict: Verdict::Unknown, found: found.into(), advice: advice.into() }
+    }
+}
+
+/// What a store said to one question, or why it didn't say.
+type Answer<T> = Result<T, String>;
+
+/// Looks at everything the configured backend rests on.
+pub async fn examine(config: &Config, clock: &dyn Clock) -> Report {
+    let findings = match config.backend {
+        BackendKind::Embedded => embedded::examine(&config.embedded).await,
+        BackendKind::Redis => {
+            let (redis, postgres) =
+                tokio::join!(ask_redis::ask(&config.redis, clock), ask_postgres::ask(&config.postgres));
+            let mut findings = match redis {
+                Ok(facts) => redis::judge(&facts, &config.redis),
+                Err(reason) => vec![unreachable("redis", "redis.url", &config.redis.url.redacted(), &reason)],
+            };
+            findings.extend(match postgres {
+                Ok(facts) => postgres::judge(&facts, &config.postgres),
+                Err(reason) => {
+                    vec![unreachable("postgres", "postgres.url", &config.postgres.url.redacted(), &reason)]
+                }
+            });
+            findings
+        }
+    };
+    Report { findings }
+}
+
+fn unreachable(check: &'static str, setting: &str, address: &str, reason: &str) -> Finding {
+    Finding::problem(
+        check,
+        format!("{address} can't be used: {reason}"),
+        format!("start it, or mend {setting} (address, user, password, TLS)"),
+    )
+}

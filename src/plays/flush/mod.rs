@@ -1,0 +1,258 @@
+//! Moves plays from Redis to the database: claim, apply, settle.
+//!
+//! A batch is noted in Redis under an id before it is applied, is applied together with that id, and
+//! is taken off only where that id still is the one at hand. So every step may be repeated by anyone
+//! at any time; two flushers, or one that wakes late, find the id and only settle. Plays stay in
+//! Redis until their batch is settled: a failure anywhere leaves them where they were, still marked.
+
+mod job;
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use uuid::Uuid;
+
+pub use self::job::FlushJob;
+use super::{
+    in_redis::{TOTAL_LIFE, sketches::Sketches},
+    postgres::{Applied, Batch, Ledger},
+};
+use crate::{
+    clock::Timestamp,
+    error::{Part, StoreError},
+    ids::{PARTITIONS, Partition, VideoId},
+    store::{
+        redis::{Connection, Redis, reply},
+        script::LuaScript,
+    },
+};
+
+/// Notes plays in a batch.
+pub static CLAIM: LuaScript = LuaScript::new("claim", include_str!("../lua/claim.lua"));
+
+/// Takes a batch off.
+pub static SETTLE: LuaScript = LuaScript::new("settle", include_str!("../lua/settle.lua"));
+
+/// Videos in one batch: settling them blocks Redis for about 5 ms.
+const CLAIMED_AT_ONCE: usize = 1_000;
+
+/// Moves plays from Redis to the database.
+pub struct Flusher {
+    redis: Redis,
+    ledger: Ledger,
+    sketches: Sketches,
+    /// How old a batch is before it is applied: on Redis's disk by then.
+    min_age: Duration,
+    /// For each partition the batch this process claimed last, and whether more plays were waiting
+    /// than went into it.
+    claimed: [Mutex<Option<(Uuid, bool)>>; PARTITIONS as usize],
+}
+
+/// A batch at hand.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// What is to be added.
+    pub batch: Batch,
+    /// How often it was taken up, this time included.
+    pub tries: u64,
+    /// How long ago it was claimed, in Redis's time.
+    pub age: Duration,
+    /// Whether plays were waiting that didn't fit in.
+    pub more: bool,
+}
+
+/// What one step of a flush did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flushed {
+    /// No play was waiting.
+    Nothing,
+    /// A batch is claimed but may not be on Redis's disk before so long.
+    TooYoung(Duration),
+    /// A batch is in the database and off Redis.
+    Batch {
+        /// Videos in it.
+        videos: usize,
+        /// Plays that this call added; 0 where they were in the database already.
+        plays: i64,
+        /// Videos whose plays the database refused.
+        refused: usize,
+        /// Whether it had been claimed before this call.
+        retaken: bool,
+        /// Whether more plays were waiting than went into it.
+        more: bool,
+    },
+}
+
+impl Flushed {
+    /// Plays that this call added.
+    #[must_use]
+    pub fn plays(&self) -> i64 {
+        match self {
+            Self::Batch { plays, .. } => *plays,
+            Self::Nothing | Self::TooYoung(_) => 0,
+        }
+    }
+}
+
+impl Flusher {
+    /// A flusher from this Redis into this database.
+    #[must_use]
+    pub fn new(redis: Redis, ledger: Ledger, sketches: Sketches, min_age: Duration) -> Self {
+        let claimed = std::array::from_fn(|_| Mutex::new(None));
+        Self { redis, ledger, sketches, min_age, claimed }
+    }
+
+    /// Brings one batch of a partition as far as it goes. Safe to run again after a failure at any
+    /// point, and by several at once.
+    ///
+    /// # Errors
+    /// Redis or the database is away.
+    pub async fn flush_once(
+        &self,
+        connection: &Connection,
+        partition: Partition,
+    ) -> Result<Flushed, StoreError> {
+        let Some(claim) = self.claim(connection, partition).await? else { return Ok(Flushed::Nothing) };
+        if let Some(wait) = self.min_age.checked_sub(claim.age).filter(|wait| !wait.is_zero()) {
+            return Ok(Flushed::TooYoung(wait));
+        }
+        let applied = self.ledger.apply(&claim.batch).await?;
+        self.keep_sketches(connection, &claim.batch, &applied).await;
+        self.settle(connection, &claim.batch, &applied).await?;
+
+        let plays = claim.batch.plays.iter();
+        let added = plays.filter(|(video, _)| applied.by_this_call && !applied.refused.contains(video));
+        Ok(Flushed::Batch {
+            videos: claim.batch.plays.len(),
+            plays: added.map(|(_, plays)| plays).sum(),
+            refused: applied.refused.len(),
+            retaken: claim.tries > 1,
+            more: claim.more,
+        })
+    }
+
+    /// Takes up the batch of a partition, or claims a new one; `None` where no play is waiting.
+    ///
+    /// # Errors
+    /// Redis is away. A batch may have been claimed; the next claim finds it.
+    pub(crate) async fn claim(
+        &self,
+        connection: &Connection,
+        partition: Partition,
+    ) -> Result<Option<Claim>, StoreError> {
+        let keys = self.redis.keys();
+        let (batch, dirty) = (keys.batch(partition), keys.dirty(partition));
+        let mut some = redis::cmd("SRANDMEMBER");
+        some.arg(&dirty).arg(CLAIMED_AT_ONCE);
+        let mut exists = redis::cmd("EXISTS");
+        exists.arg(&batch);
+        let [members, exists] = connection.pipe_array([some, exists]).await?;
+        let (members, exists): (Vec<String>, bool) = (reply(members)?, reply(exists)?);
+        if members.is_empty() && !exists {
+            return Ok(None);
+        }
+        let full = members.len() == CLAIMED_AT_ONCE;
+        let (videos, strangers): (Vec<_>, Vec<_>) = members
+            .into_iter()
+            .map(|member| VideoId::parse(&member).ok().ok_or(member))
+            .partition(Result::is_ok);
+        let strangers: Vec<String> = strangers.into_iter().filter_map(Result::err).collect();
+        if !strangers.is_empty() {
+            tracing::error!(members = ?strangers, "the set of videos to flush held what is no video id");
+            let mut drop = redis::cmd("SREM");
+            drop.arg(&dirty).arg(strangers);
+            connection.query::<i64>(drop).await?;
+        }
+
+        let mut script_keys = vec![batch, dirty, keys.refused(partition)];
+        let mut args = vec![Uuid::now_v7().to_string(), self.redis.clock().for_script()];
+        for video in videos.into_iter().flatten() {
+            script_keys.push(keys.delta(partition, &video));
+            args.push(video.to_string());
+        }
+        let answer: Vec<String> = connection.query(CLAIM.call(&script_keys, &args)).await?;
+        if answer.is_empty() {
+            return Ok(None);
+        }
+        let mut claim = read_claim(partition, &answer).ok_or_else(|| {
+            let key = self.redis.keys().batch(partition);
+            StoreError::unexpected(Part::Redis, format!("the batch at {key} can't be read: {answer:?}"))
+        })?;
+        let mut claimed = self.claimed[partition.index()].lock();
+        if claim.tries == 1 {
+            *claimed = Some((claim.batch.id, full));
+        }
+        // Of a batch that another claimed it isn't known; looking once too often costs nothing.
+        claim.more = claimed.is_none_or(|(id, more)| id != claim.batch.id || more);
+        Ok(Some(claim))
+    }
+
+    /// Takes a batch that is in the database off Redis, if it is still the one at hand.
+    ///
+    /// # Errors
+    /// Redis is away; whether the batch is off is unknown.
+    pub(crate) async fn settle(
+        &self,
+        connection: &Connection,
+        batch: &Batch,
+        applied: &Applied,
+    ) -> Result<(), StoreError> {
+        let (keys, partition) = (self.redis.keys(), batch.partition);
+        let mut script_keys = vec![
+            keys.batch(partition),
+            keys.dirty(partition),
+            keys.refused(partition),
+            keys.settled(partition),
+        ];
+        let mut args = vec![batch.id.to_string(), TOTAL_LIFE.as_secs().to_string()];
+        for (video, _) in &batch.plays {
+            script_keys.push(keys.delta(partition, video));
+            script_keys.push(keys.total(partition, video));
+            args.push(video.to_string());
+            args.push(if applied.refused.contains(video) {
+                String::new()
+            } else {
+                // A row that an operator deleted since holds nothing.
+                applied.views.get(video).copied().unwrap_or(0).to_string()
+            });
+        }
+        let (settled, short, _left): (i64, i64, i64) =
+            connection.query(SETTLE.call(&script_keys, &args)).await?;
+        if settled == 1 && short > 0 {
+            tracing::error!(
+                flush.short = short,
+                "{short} videos had fewer plays in redis than were added to the database: \
+                 redis lost some, or something else wrote there"
+            );
+        }
+        Ok(())
+    }
+
+    /// Unique viewers are reported, never used to decide: what fails here doesn't stop the flush.
+    async fn keep_sketches(&self, connection: &Connection, batch: &Batch, applied: &Applied) {
+        let counted = batch.plays.iter().map(|(video, _)| video.clone());
+        let videos: Vec<VideoId> = counted.filter(|video| !applied.refused.contains(video)).collect();
+        if let Err(error) = self.sketches.keep(connection, batch.partition, videos).await {
+            tracing::warn!(error = %error, "unique viewers couldn't be kept; the next flush tries again");
+        }
+    }
+}
+
+/// Reads what `claim.lua` answers.
+fn read_claim(partition: Partition, answer: &[String]) -> Option<Claim> {
+    let [id, at, tries, now, _made, plays @ ..] = answer else { return None };
+    let (at, now) = (at.parse().ok()?, now.parse().ok()?);
+    let (at, now) = (Timestamp::from_millis(at), Timestamp::from_millis(now));
+    let mut by_video = Vec::with_capacity(plays.len() / 2);
+    for pair in plays.chunks_exact(2) {
+        by_video
+            .push((VideoId::parse(&pair[0]).ok()?, pair[1].parse::<i64>().ok().filter(|plays| *plays > 0)?));
+    }
+    by_video.sort_unstable();
+    Some(Claim {
+        batch: Batch { id: id.parse().ok()?, partition, claimed_at: at, plays: by_video },
+        tries: tries.parse().ok()?,
+        age: now.since(at),
+        more: false,
+    })
+}

@@ -1,0 +1,176 @@
+//! Carries plays to Redis: one call of `record.lua` for the plays of a partition, all calls of a batch
+//! in one pipeline.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use moka::sync::Cache;
+use redis::{Cmd, Value};
+use xxhash_rust::xxh3::xxh3_128_with_seed;
+
+use super::{SKETCH_LIFE, shown::Shown};
+use crate::{
+    error::{Part, StoreError},
+    ids::Partition,
+    plays::{Play, Recorded},
+    store::{
+        keys::Keys,
+        redis::{Redis, refusal, reply},
+        script::LuaScript,
+        time::StoreClock,
+    },
+};
+
+/// Counts plays of one partition.
+pub(super) static RECORD: LuaScript = LuaScript::new("record", include_str!("../lua/record.lua"));
+
+/// Plays in one call of the script, which blocks Redis for 10 to 15 µs each.
+const AT_ONCE: usize = 300;
+
+/// Plays remembered here as counted, about 100 bytes each.
+const COUNTED: u64 = 100_000;
+
+/// However long plays are remembered in Redis, here it is no longer than this.
+const LONGEST_NOTE: Duration = Duration::from_secs(600);
+
+/// Sends plays to Redis and reads what became of them.
+pub(super) struct Writer {
+    redis: Redis,
+    counted: Counted,
+    shown: Arc<Shown>,
+    window: String,
+}
+
+impl Writer {
+    pub(super) fn new(redis: Redis, counted: Counted, shown: Arc<Shown>, window: Duration) -> Self {
+        // Redis counts lives in seconds here; rather one too many than none.
+        let window = window.as_millis().div_ceil(1_000).to_string();
+        Self { redis, counted, shown, window }
+    }
+
+    /// Whether this instance knows without asking that the play counts nothing.
+    pub(super) fn counted_lately(&self, play: &Play) -> bool {
+        self.counted.has(play)
+    }
+
+    /// Counts plays; one result each, in order. What went wrong for one play touches no other; a call
+    /// without an answer is [`StoreError::Unavailable`] for all of its plays, and sending those again
+    /// is safe.
+    pub(super) async fn write(&self, plays: &[Play]) -> Vec<Result<Recorded, StoreError>> {
+        let connection = match self.redis.connection() {
+            Ok(connection) => connection,
+            Err(error) => return vec![Err(error); plays.len()],
+        };
+        let mut by_partition: HashMap<Partition, Vec<usize>> = HashMap::new();
+        for (index, play) in plays.iter().enumerate() {
+            by_partition.entry(play.video.partition()).or_default().push(index);
+        }
+        let calls: Vec<(Partition, &[usize])> = by_partition
+            .iter()
+            .flat_map(|(partition, indexes)| indexes.chunks(AT_ONCE).map(|chunk| (*partition, chunk)))
+            .collect();
+        let commands = calls.iter().map(|(partition, indexes)| {
+            call(self.redis.keys(), *partition, indexes.iter().map(|index| &plays[*index]), &self.window)
+        });
+        // What is noted is dated before it happened: the note ends before what it stands for.
+        let sent = self.redis.clock().monotonic();
+        let answers = match connection.pipe(commands.collect()).await {
+            Ok(answers) => answers,
+            Err(error) => return vec![Err(error); plays.len()],
+        };
+        let mut results = vec![Err(StoreError::unexpected(Part::Redis, "a play has no answer")); plays.len()];
+        for ((_, indexes), answer) in calls.iter().zip(answers) {
+            for (index, result) in indexes.iter().zip(read(answer, indexes.len())) {
+                if matches!(result, Ok(Recorded::Counted)) {
+                    self.counted.note(&plays[*index], sent);
+                    self.shown.changed(&plays[*index].video);
+                }
+                results[*index] = result;
+            }
+        }
+        results
+    }
+}
+
+/// The call that counts `plays`, all of one partition.
+fn call<'a>(
+    keys: &Keys,
+    partition: Partition,
+    plays: impl Iterator<Item = &'a Play>,
+    window: &'a str,
+) -> Cmd {
+    let sketch_life = SKETCH_LIFE.as_secs().to_string();
+    let mut script_keys = vec![keys.dirty(partition)];
+    let mut args = vec![window, &sketch_life];
+    for Play { video, viewer, play_id } in plays {
+        script_keys.push(keys.delta(partition, video));
+        script_keys.push(keys.unique_viewers(partition, video));
+        script_keys.extend(viewer.iter().map(|viewer| keys.seen_viewer(partition, video, viewer)));
+        script_keys.extend(play_id.iter().map(|play| keys.seen_play(partition, video, play)));
+        args.push(video.as_str());
+        args.push(viewer.as_ref().map_or("", |viewer| viewer.as_str()));
+        args.push(if play_id.is_some() { "1" } else { "0" });
+    }
+    RECORD.call(&script_keys, &args)
+}
+
+/// What the answer to one call says about each of its plays.
+fn read(answer: Value, plays: usize) -> Vec<Result<Recorded, StoreError>> {
+    let results: Vec<Value> = match reply(answer) {
+        Ok(results) => results,
+        Err(error) => return vec![Err(error); plays],
+    };
+    if results.len() != plays {
+        let error = StoreError::unexpected(Part::Redis, "record answered for another number of plays");
+        return vec![Err(error); plays];
+    }
+    let read = |result| match result {
+        Value::Int(0) => Ok(Recorded::Duplicate),
+        Value::Int(1) => Ok(Recorded::Counted),
+        Value::Int(2) => {
+            tracing::warn!("a play is counted, but the sketch of unique viewers couldn't take its viewer");
+            Ok(Recorded::Counted)
+        }
+        refused => Err(reply::<String>(refused).map_or_else(|error| error, |text| refusal(&text))),
+    };
+    results.into_iter().map(read).collect()
+}
+
+/// Plays this instance has just seen counted: a repeat is answered without Redis.
+pub(super) struct Counted {
+    clock: Arc<StoreClock>,
+    /// A hash of the play's video and viewer, or video and play id → when it was sent.
+    notes: Cache<u128, Duration>,
+    /// Half of what Redis remembers, so that no note outlives that.
+    life: Duration,
+    /// So that nobody can make up two plays with one hash.
+    seed: u64,
+}
+
+impl Counted {
+    pub(super) fn new(clock: Arc<StoreClock>, window: Duration) -> Self {
+        let life = (window / 2).min(LONGEST_NOTE);
+        let notes = Cache::builder().max_capacity(COUNTED).time_to_live(life).build();
+        Self { clock, notes, life, seed: rand::random() }
+    }
+
+    fn has(&self, play: &Play) -> bool {
+        let now = self.clock.monotonic();
+        let young = |sent: Duration| now.saturating_sub(sent) < self.life;
+        self.hashes(play).any(|hash| self.notes.get(&hash).is_some_and(young))
+    }
+
+    fn note(&self, play: &Play, sent: Duration) {
+        for hash in self.hashes(play) {
+            self.notes.insert(hash, sent);
+        }
+    }
+
+    fn hashes(&self, play: &Play) -> impl Iterator<Item = u128> {
+        let video = &play.video;
+        // No id holds a space.
+        let viewer = play.viewer.as_ref().map(|viewer| format!("{video} u {viewer}"));
+        let play_id = play.play_id.as_ref().map(|play| format!("{video} p {play}"));
+        let seed = self.seed;
+        viewer.into_iter().chain(play_id).map(move |text| xxh3_128_with_seed(text.as_bytes(), seed))
+    }
+}

@@ -1,0 +1,183 @@
+//! What was shown last of each video: answers repeats for a second, stands in while the store is away,
+//! and keeps totals from going backward.
+//!
+//! A number the store vouched for is *good* for the window. Within it a smaller total is not believed
+//! (Redis may have come back older): the good one is answered, as stale. After it the store is right.
+
+use std::{sync::Arc, time::Duration};
+
+use moka::sync::Cache;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use crate::{clock::Timestamp, ids::VideoId, plays::PlayCount, store::time::StoreClock};
+
+/// How long an answer is given again without asking.
+const FRESH: Duration = Duration::from_secs(1);
+
+/// How long what the database said about unique viewers is relied on.
+const NOTED: Duration = Duration::from_secs(3_600);
+
+/// What was shown, by video.
+pub(super) struct Shown {
+    clock: Arc<StoreClock>,
+    entries: Cache<VideoId, Arc<Mutex<Entry>>>,
+    window: Duration,
+}
+
+#[derive(Default)]
+struct Entry {
+    /// Goes up when a play of the video was counted here: what was asked before may lack it.
+    generation: u64,
+    /// The last answer and when it was asked for.
+    answer: Option<(PlayCount, Duration)>,
+    /// The last number the store vouched for, and when that was asked for.
+    good: Option<(PlayCount, Duration)>,
+    /// A refresh under way, of this generation.
+    refresh: Option<watch::Receiver<Option<PlayCount>>>,
+    note: Option<Note>,
+}
+
+/// What the database said about a video's unique viewers.
+struct Note {
+    viewers: u64,
+    /// The connection to Redis at that time.
+    epoch: u64,
+    /// When it was asked.
+    at: Duration,
+    /// The most that Redis's sketch counted since.
+    sketch: u64,
+}
+
+/// How a read of one video goes on.
+pub(super) enum Look {
+    /// Answered.
+    Known(PlayCount),
+    /// Another is asking; its answer comes here. It closes without one where that read was given up.
+    Join(watch::Receiver<Option<PlayCount>>),
+    /// The caller is to ask, and say what it found.
+    Ask(Refresh),
+}
+
+/// A read under way.
+pub(super) struct Refresh {
+    entry: Arc<Mutex<Entry>>,
+    generation: u64,
+    /// When it began, on the monotonic clock and in the store's time.
+    began: Duration,
+    as_of: Timestamp,
+    answer: watch::Sender<Option<PlayCount>>,
+}
+
+/// What a read found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    /// The total, delta included.
+    pub(super) plays: u64,
+    /// Unique viewers, if they are known.
+    pub(super) unique_viewers: Option<u64>,
+}
+
+impl Shown {
+    pub(super) fn new(clock: Arc<StoreClock>, videos: u64, window: Duration) -> Self {
+        let entries = Cache::builder().max_capacity(videos).time_to_idle(window.max(NOTED)).build();
+        Self { clock, entries, window }
+    }
+
+    /// Looks a video up.
+    pub(super) fn look(&self, video: &VideoId) -> Look {
+        let entry = match self.entries.get(video) {
+            Some(entry) => entry,
+            None => self.entries.get_with_by_ref(video, Arc::default),
+        };
+        let now = self.clock.monotonic();
+        let mut inner = entry.lock();
+        if let Some((answer, _)) = inner.answer.filter(|(_, at)| now.saturating_sub(*at) < FRESH) {
+            return Look::Known(answer);
+        }
+        // A refresh whose sender is gone was given up.
+        if let Some(refresh) = inner.refresh.as_ref().filter(|refresh| refresh.has_changed().is_ok()) {
+            return Look::Join(refresh.clone());
+        }
+        let (answer, joining) = watch::channel(None);
+        inner.refresh = Some(joining);
+        let generation = inner.generation;
+        drop(inner);
+        Look::Ask(Refresh { entry, generation, began: now, as_of: self.clock.now(), answer })
+    }
+
+    /// A play of the video was counted: what is shown, or being read, lacks it.
+    pub(super) fn changed(&self, video: &VideoId) {
+        if let Some(entry) = self.entries.get(video) {
+            let mut entry = entry.lock();
+            entry.generation += 1;
+            entry.answer = None;
+            entry.refresh = None;
+        }
+    }
+
+    /// Ends a read: `None` where it failed. Answers what is to be shown, to those who joined as well.
+    pub(super) fn finish(&self, refresh: Refresh, found: Option<Found>) -> PlayCount {
+        let now = self.clock.monotonic();
+        let mut entry = refresh.entry.lock();
+        let good = entry.good.filter(|(_, at)| now.saturating_sub(*at) <= self.window);
+        let answer = match (found, good) {
+            (Some(found), Some((good, at))) if Some(found.plays) < good.plays => {
+                // A read that began later has overtaken this one; otherwise the store has gone back.
+                let stale = at < refresh.began;
+                PlayCount { stale, ..good }
+            }
+            (Some(found), good) => {
+                let known = good.and_then(|(good, _)| good.unique_viewers);
+                let answer = PlayCount {
+                    plays: Some(found.plays),
+                    unique_viewers: found.unique_viewers.max(known),
+                    as_of: Some(refresh.as_of),
+                    stale: false,
+                };
+                if good.is_none_or(|(_, at)| at <= refresh.began) {
+                    entry.good = Some((answer, refresh.began));
+                }
+                answer
+            }
+            (None, Some((good, _))) => PlayCount { stale: true, ..good },
+            (None, None) => PlayCount::UNKNOWN,
+        };
+        if entry.generation == refresh.generation {
+            // A failure is not kept: the next read may do better.
+            entry.answer = found.map(|_| (answer, refresh.began));
+            entry.refresh = None;
+        }
+        drop(entry);
+        refresh.answer.send_replace(Some(answer));
+        answer
+    }
+}
+
+impl Refresh {
+    /// Unique viewers, where Redis's `sketch` counts so many on the connection `epoch`: `None` where
+    /// the database has to be asked first.
+    pub(super) fn viewers(&self, sketch: u64, epoch: u64) -> Option<u64> {
+        let mut entry = self.entry.lock();
+        let note = entry.note.as_mut()?;
+        // On another connection, and where the sketch counts less than before, it may have lost what
+        // the database knows, and the database may know more than it did.
+        let holds = note.epoch == epoch && sketch >= note.sketch;
+        if !holds || self.began.saturating_sub(note.at) > NOTED {
+            return None;
+        }
+        note.sketch = sketch;
+        Some(sketch.max(note.viewers))
+    }
+
+    /// Notes that the database says `viewers`, and answers what both say together.
+    pub(super) fn take_note(&self, viewers: u64, sketch: u64, epoch: u64) -> u64 {
+        self.entry.lock().note = Some(Note { viewers, epoch, at: self.began, sketch });
+        sketch.max(viewers)
+    }
+
+    /// Unique viewers while the database can't be asked: at least what it said once.
+    pub(super) fn viewers_at_least(&self, sketch: u64) -> Option<u64> {
+        self.entry.lock().note.as_ref().map(|note| sketch.max(note.viewers))
+    }
+}

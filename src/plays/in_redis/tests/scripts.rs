@@ -1,0 +1,255 @@
+//! Each script does what its header says, refuses other arguments, and leaves nothing that never ends.
+
+use std::collections::HashMap;
+
+use redis::Value;
+
+use super::{
+    super::{SCRIPTS, flush, misses, record, sketches},
+    World,
+    world::command_of,
+};
+use crate::{
+    error::StoreError,
+    store::{redis::reply, script::LuaScript},
+};
+
+/// Keys without a life of their own; each goes when what it stands for is done.
+const ENDLESS: [&str; 5] = [
+    "video:views:delta:",
+    "video:views:dirty:",
+    "video:views:batch:",
+    "video:views:settled:",
+    "video:views:refused:",
+];
+
+impl World {
+    async fn call(&self, script: &'static LuaScript, keys: &str, args: &[&str]) -> Result<Value, StoreError> {
+        let prefix = &self.config.redis.prefix;
+        let keys: Vec<String> =
+            keys.split_whitespace().map(|key| format!("{prefix}video:views:{key}")).collect();
+        self.connection().query(script.call(&keys, args)).await
+    }
+
+    /// Sets keys up: a name under `video:views:` and what is set.
+    async fn given(&self, commands: &[&str]) {
+        for command in commands {
+            let (name, rest) = command.split_once(' ').unwrap();
+            let key = format!("{name} {}video:views:{rest}", self.config.redis.prefix);
+            self.connection().query::<Value>(command_of(&key)).await.unwrap();
+        }
+    }
+
+    async fn get(&self, key: &str) -> Option<String> {
+        self.ask(&format!("GET {}video:views:{key}", self.config.redis.prefix)).await
+    }
+
+    async fn assert_all_ends(&self) {
+        for key in self.keys().await {
+            if !ENDLESS.iter().any(|endless| key.starts_with(endless)) {
+                let left: i64 = self.ask(&format!("TTL {}{key}", self.config.redis.prefix)).await;
+                assert!(left > 0, "{key} has no end");
+            }
+        }
+    }
+}
+
+fn texts(answer: Result<Value, StoreError>) -> Vec<Option<String>> {
+    reply(answer.unwrap()).unwrap()
+}
+
+fn all(texts: &[&str]) -> Vec<Option<String>> {
+    texts.iter().map(|text| Some((*text).to_owned())).collect()
+}
+
+#[tokio::test]
+async fn record_answers_what_its_header_says() {
+    let world = World::new().await;
+    let play = "delta:{0}:42 uv:{0}:42 seen:{0}:42:u:ann seen:{0}:42:p:x1";
+    let keys = format!("dirty:{{0}} {play} {play}");
+    let args = ["1800", "2592000", "42", "ann", "1", "42", "ann", "1"];
+    let answer = world.call(&record::RECORD, &keys, &args).await;
+    assert_eq!(answer.unwrap(), Value::Array(vec![Value::Int(1), Value::Int(0)]));
+    assert_eq!(world.get("delta:{0}:42").await.as_deref(), Some("1"));
+    world.assert_all_ends().await;
+}
+
+#[tokio::test]
+async fn claim_answers_what_its_header_says() {
+    let world = World::new().await;
+    world.given(&["SET delta:{0}:42 3", "SADD dirty:{0} 42"]).await;
+    let keys = "batch:{0} dirty:{0} refused:{0} delta:{0}:42";
+    let answer = world.call(&flush::CLAIM, keys, &["b1", "5000", "42"]).await;
+    assert_eq!(texts(answer), all(&["b1", "5000", "1", "5000", "1", "42", "3"]));
+    // It is there now: the next one is answered the same batch, whatever it brings.
+    world.given(&["SET delta:{0}:42 9"]).await;
+    let answer = world.call(&flush::CLAIM, "batch:{0} dirty:{0} refused:{0}", &["b2", "6000"]).await;
+    assert_eq!(texts(answer), all(&["b1", "5000", "2", "6000", "0", "42", "3"]));
+    world.assert_all_ends().await;
+}
+
+#[tokio::test]
+async fn claim_asks_the_server_for_the_time_where_it_is_given_none() {
+    let world = World::new().await;
+    world.given(&["SET delta:{0}:42 3", "SADD dirty:{0} 42"]).await;
+    let keys = "batch:{0} dirty:{0} refused:{0} delta:{0}:42";
+    let answer = texts(world.call(&flush::CLAIM, keys, &["b1", "", "42"]).await);
+    let (at, now) = (answer[1].clone().unwrap(), answer[3].clone().unwrap());
+    assert_eq!(at, now);
+    let off = at.parse::<i64>().unwrap() - world.now().millis();
+    assert!(off.abs() < 60_000, "{off}");
+}
+
+#[tokio::test]
+async fn claim_cleans_up_what_holds_no_plays() {
+    let world = World::new().await;
+    world
+        .given(&[
+            "SADD dirty:{0} gone zero text list 42",
+            "SET delta:{0}:zero 0",
+            "SET delta:{0}:text abc",
+            "RPUSH delta:{0}:list 1",
+            "SET delta:{0}:42 9007199254740993",
+        ])
+        .await;
+    let keys = "batch:{0} dirty:{0} refused:{0} delta:{0}:gone delta:{0}:zero delta:{0}:text delta:{0}:list delta:{0}:42";
+    let args = ["b1", "5000", "gone", "zero", "text", "list", "42"];
+    let answer = texts(world.call(&flush::CLAIM, keys, &args).await);
+    assert_eq!(answer[5..], all(&["42", "9007199254740993"]), "an exact number, not a float");
+    let prefix = &world.config.redis.prefix;
+    let dirty: Vec<String> = world.ask(&format!("SMEMBERS {prefix}video:views:dirty:{{0}}")).await;
+    assert_eq!(dirty, ["42"]);
+    let mut refused: Vec<String> = world.ask(&format!("SMEMBERS {prefix}video:views:refused:{{0}}")).await;
+    refused.sort();
+    assert_eq!(refused, ["list", "text"], "an operator has to look at these");
+    assert!(!world.keys().await.contains(&"video:views:delta:{0}:zero".to_owned()));
+}
+
+#[tokio::test]
+async fn settle_answers_what_its_header_says() {
+    let world = World::new().await;
+    world.given(&["HSET batch:{0} #id b1 #at 5000 42 3", "SET delta:{0}:42 5", "SADD dirty:{0} 42"]).await;
+    let keys = "batch:{0} dirty:{0} refused:{0} settled:{0} delta:{0}:42 total:{0}:42";
+    let answer = world.call(&flush::SETTLE, keys, &["b1", "3600", "42", "103"]).await;
+    assert_eq!(answer.unwrap(), Value::Array(vec![Value::Int(1), Value::Int(0), Value::Int(1)]));
+    assert_eq!(world.get("delta:{0}:42").await.as_deref(), Some("2"));
+    assert_eq!(world.get("total:{0}:42").await.as_deref(), Some("103"));
+    assert_eq!(world.get("settled:{0}").await.as_deref(), Some("b1"));
+    // Again, or by one who woke late: nothing more is taken off.
+    let answer = world.call(&flush::SETTLE, keys, &["b1", "3600", "42", "103"]).await;
+    assert_eq!(answer.unwrap(), Value::Array(vec![Value::Int(0), Value::Int(0), Value::Int(1)]));
+    assert_eq!(world.get("delta:{0}:42").await.as_deref(), Some("2"));
+    world.assert_all_ends().await;
+}
+
+#[tokio::test]
+async fn settle_runs_to_its_end_whatever_it_meets_and_leaves_no_negative_number() {
+    let world = World::new().await;
+    world
+        .given(&[
+            "HSET batch:{0} #id b1 #at 5000 list 1 less 7 no 2 yes 4",
+            "RPUSH delta:{0}:list 1",
+            "SET delta:{0}:less 3",
+            "SET delta:{0}:no 2",
+            "SET delta:{0}:yes 4",
+            "SADD dirty:{0} list less no yes",
+        ])
+        .await;
+    let mut keys = "batch:{0} dirty:{0} refused:{0} settled:{0}".to_owned();
+    for video in ["list", "less", "no", "yes"] {
+        keys = format!("{keys} delta:{{0}}:{video} total:{{0}}:{video}");
+    }
+    let args = ["b1", "3600", "list", "1", "less", "7", "no", "", "yes", "4"];
+    let answer = world.call(&flush::SETTLE, &keys, &args).await;
+    assert_eq!(answer.unwrap(), Value::Array(vec![Value::Int(1), Value::Int(2), Value::Int(0)]));
+    assert_eq!(world.get("delta:{0}:less").await, None);
+    assert_eq!(world.get("delta:{0}:no").await.as_deref(), Some("2"), "refused plays stay");
+    assert_eq!(world.get("delta:{0}:yes").await, None);
+    assert_eq!(world.get("total:{0}:no").await, None);
+    assert!(!world.keys().await.contains(&"video:views:batch:{0}".to_owned()));
+}
+
+#[tokio::test]
+async fn the_looks_at_totals_answer_what_their_headers_say() {
+    let world = World::new().await;
+    world.given(&["HSET batch:{0} #id b1 42 3", "SET delta:{0}:42 5"]).await;
+    let keys = "batch:{0} settled:{0} total:{0}:42 delta:{0}:42";
+    let looked = [Some("b1"), Some(""), None, Some("5"), Some("3")].map(|text| text.map(str::to_owned));
+    assert_eq!(texts(world.call(&misses::LOOK, keys, &["42"]).await), looked);
+    // The batch is another by now, or one came and went: what was read says nothing.
+    for moved in [["b0", ""], ["b1", "b0"]] {
+        let args = [moved[0], moved[1], "3600", "42", "100"];
+        assert_eq!(texts(world.call(&misses::FILL, keys, &args).await), looked);
+        assert_eq!(world.get("total:{0}:42").await, None);
+    }
+    let args = ["b1", "", "3600", "42", "100"];
+    let filled = all(&["b1", "", "100", "5", "3"]);
+    assert_eq!(texts(world.call(&misses::FILL, keys, &args).await), filled);
+    assert_eq!(world.get("total:{0}:42").await.as_deref(), Some("100"));
+    // One that is there by now is answered, not written over.
+    assert_eq!(texts(world.call(&misses::FILL, keys, &["b9", "", "3600", "42", "7"]).await), filled);
+    world.assert_all_ends().await;
+}
+
+#[tokio::test]
+async fn a_total_of_zero_is_not_kept() {
+    let world = World::new().await;
+    let keys = "batch:{0} settled:{0} total:{0}:42 delta:{0}:42";
+    let answer = texts(world.call(&misses::FILL, keys, &["", "", "3600", "42", "0"]).await);
+    assert_eq!(answer[2].as_deref(), Some("0"));
+    assert_eq!(world.keys().await, [""; 0]);
+}
+
+#[tokio::test]
+async fn uv_merge_answers_what_its_header_says() {
+    let world = World::new().await;
+    world.given(&["PFADD sketch:{0}:42 ann ben", "PFADD uv:{0}:42 ben cem"]).await;
+    let prefix = &world.config.redis.prefix;
+    let sketch: Vec<u8> = world.ask(&format!("GET {prefix}video:views:sketch:{{0}}:42")).await;
+    let keys = ["uv:{0}:42", "sketch:{0}:42"].map(|key| format!("{prefix}video:views:{key}"));
+    let merge = |sketch: &[u8]| sketches::MERGE.call(&keys, &[sketch, b"2592000"]);
+    assert_eq!(world.connection().query::<String>(merge(&sketch)).await.unwrap(), "");
+    assert_eq!(world.ask::<i64>(&format!("PFCOUNT {}", keys[0])).await, 3);
+    let corrupt: String = world.connection().query(merge(b"no sketch")).await.unwrap();
+    assert!(corrupt.contains("WRONGTYPE"), "{corrupt}");
+    assert_eq!(world.ask::<i64>(&format!("PFCOUNT {}", keys[0])).await, 3);
+    world.assert_all_ends().await;
+}
+
+#[tokio::test]
+async fn a_wrong_number_of_arguments_is_refused_before_anything_is_done() {
+    let world = World::new().await;
+    let wrong: HashMap<&str, Vec<(&str, Vec<&str>)>> = HashMap::from([
+        (
+            "record",
+            vec![
+                ("dirty:{0}", vec!["1800"]),
+                ("dirty:{0} delta:{0}:1", vec!["1800", "60"]),
+                ("dirty:{0} delta:{0}:1 uv:{0}:1", vec!["1800", "60", "1", "ann", "0"]),
+                ("dirty:{0} delta:{0}:1 uv:{0}:1 seen:{0}:1:u:ann", vec!["1800", "60", "1", "ann"]),
+            ],
+        ),
+        ("claim", vec![("batch:{0} dirty:{0}", vec!["b1"]), ("batch:{0} dirty:{0} refused:{0}", vec!["b1"])]),
+        (
+            "settle",
+            vec![
+                ("batch:{0} dirty:{0} refused:{0}", vec!["b1"]),
+                (
+                    "batch:{0} dirty:{0} refused:{0} settled:{0} delta:{0}:1 total:{0}:1",
+                    vec!["b1", "60", "1"],
+                ),
+            ],
+        ),
+        ("view_look", vec![("batch:{0} settled:{0}", vec![]), ("batch:{0} settled:{0} a b", vec!["1", "2"])]),
+        ("view_fill", vec![("batch:{0} settled:{0} a b", vec!["", "", "60", "1"])]),
+        ("uv_merge", vec![("uv:{0}:1", vec!["x", "60"]), ("uv:{0}:1 sketch:{0}:1", vec!["x"])]),
+    ]);
+    for script in SCRIPTS {
+        for (keys, args) in wrong.get(script.name()).into_iter().flatten() {
+            let error = world.call(script, keys, args).await.unwrap_err().to_string();
+            assert!(error.contains("want"), "{}: {error}", script.name());
+        }
+        assert!(wrong.contains_key(script.name()) || script.name().starts_with("lock_"), "{}", script.name());
+    }
+    assert_eq!(world.keys().await, [""; 0]);
+}

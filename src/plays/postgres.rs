@@ -1,0 +1,293 @@
+//! Where plays end up: the rows of videos and of their days, and the batches that are in them already.
+//!
+//! A batch is applied together with its id in one transaction, so it can be brought again at any time
+//! by anyone and is added once. Plays are only ever added: no statement here writes an absolute total.
+
+use std::collections::{HashMap, HashSet};
+
+use chrono::NaiveDate;
+use chrono_tz::Tz;
+use uuid::Uuid;
+
+use crate::{
+    clock::Timestamp,
+    error::{Part, StoreError},
+    ids::{Partition, VideoId},
+    store::postgres::{Failure, Lane, Postgres, Session},
+};
+
+/// How often a batch that met another transaction is tried before the flush gives up for this time.
+const TRIES: usize = 5;
+
+/// Deletes batch ids that no flusher can bring any more; the newest of each partition may still be
+/// in Redis, however long ago it was.
+const FORGET: &str = "delete from play_batch where id in (
+    select id from play_batch as old
+    where applied_at < now() - interval '7 days' and exists (
+        select from play_batch as newer where newer.partition = old.partition
+            and (newer.applied_at, newer.id) > (old.applied_at, old.id))
+    limit 1000)";
+
+/// What [`FORGET`] deletes at most, and how often it runs in one go.
+const FORGOTTEN_AT_ONCE: u64 = 1_000;
+const FORGOTTEN_STEPS: usize = 50;
+
+/// Plays on their way to the database.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Batch {
+    /// By which it is known to have been applied.
+    pub id: Uuid,
+    /// All videos in it are of this partition.
+    pub partition: Partition,
+    /// When it was claimed: decides on which day its plays count.
+    pub claimed_at: Timestamp,
+    /// Plays by video, sorted by video.
+    pub plays: Vec<(VideoId, i64)>,
+}
+
+/// What the database says about a batch once it is applied.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Applied {
+    /// Whether it was this call that added the plays.
+    pub by_this_call: bool,
+    /// The totals of the batch's videos, those that have a row.
+    pub views: HashMap<VideoId, i64>,
+    /// Videos whose plays were not added, because their row couldn't take them.
+    pub refused: HashSet<VideoId>,
+}
+
+/// What the database knows about one video and about a batch that may hold plays of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// Its total; 0 without a row.
+    pub views: i64,
+    /// Its unique viewers when they were last saved.
+    pub unique_viewers: Option<i64>,
+    /// Whether the batch's plays of this video are in the total.
+    pub batch_counted: bool,
+}
+
+/// The rows of plays.
+#[derive(Clone)]
+pub struct Ledger {
+    postgres: Postgres,
+    timezone: Tz,
+}
+
+impl Ledger {
+    /// A ledger whose days begin as they do in `timezone`.
+    #[must_use]
+    pub fn new(postgres: Postgres, timezone: Tz) -> Self {
+        Self { postgres, timezone }
+    }
+
+    /// The way to its server.
+    #[must_use]
+    pub fn postgres(&self) -> &Postgres {
+        &self.postgres
+    }
+
+    /// Adds a batch, unless it was added before, and reads what came of it. Safe to repeat.
+    ///
+    /// # Errors
+    /// The database is away or refuses; whether the batch was added is unknown.
+    pub async fn apply(&self, batch: &Batch) -> Result<Applied, StoreError> {
+        let mut one_by_one = false;
+        for _ in 1..TRIES {
+            match self.try_apply(batch, one_by_one).await {
+                Err(Failure::Conflict(error)) => tracing::debug!(error = %error, "a batch is tried again"),
+                Err(Failure::Row(_)) if !one_by_one => one_by_one = true,
+                done => return Ok(done?),
+            }
+        }
+        Ok(self.try_apply(batch, one_by_one).await?)
+    }
+
+    async fn try_apply(&self, batch: &Batch, one_by_one: bool) -> Result<Applied, Failure> {
+        let mut session = self.postgres.transaction(Lane::Flush).await.map_err(Failure::Store)?;
+        match self.apply_in(&mut session, batch, one_by_one).await {
+            Ok(applied) => {
+                session.end().await?;
+                Ok(applied)
+            }
+            Err(failure) => {
+                session.roll_back().await;
+                Err(failure)
+            }
+        }
+    }
+
+    /// Three steps in separate statements: one statement would answer from the snapshot it began
+    /// with, in which a batch that another flusher is just committing isn't there yet.
+    async fn apply_in(
+        &self,
+        session: &mut Session,
+        batch: &Batch,
+        one_by_one: bool,
+    ) -> Result<Applied, Failure> {
+        let insert = "insert into play_batch (id, partition) values ($1, $2) on conflict (id) do nothing";
+        let partition = i16::try_from(batch.partition.index()).expect("there are 16 partitions");
+        let by_this_call = session.execute(sqlx::query(insert).bind(batch.id).bind(partition)).await? == 1;
+
+        if by_this_call {
+            let day = batch.claimed_at.to_utc().with_timezone(&self.timezone).date_naive();
+            if one_by_one {
+                let refused = add_what_fits(session, &batch.plays, day).await?;
+                let note = "update play_batch set refused = $2 where id = $1";
+                session.execute(sqlx::query(note).bind(batch.id).bind(refused)).await?;
+            } else {
+                add(session, &batch.plays, day).await?;
+            }
+        }
+
+        let views = "select video_id, views from videos where video_id = any($1)";
+        let videos: Vec<&str> = batch.plays.iter().map(|(video, _)| video.as_str()).collect();
+        let views: Vec<(String, i64)> = session.fetch_all(sqlx::query_as(views).bind(videos)).await?;
+        let refused = "select refused from play_batch where id = $1";
+        let refused: Vec<(Vec<String>,)> = session.fetch_all(sqlx::query_as(refused).bind(batch.id)).await?;
+        let views: Result<_, StoreError> =
+            views.into_iter().map(|(video, views)| Ok((video_of(&video)?, views))).collect();
+        let refused: Result<_, StoreError> =
+            refused.iter().flat_map(|(videos,)| videos).map(|video| video_of(video)).collect();
+        Ok(Applied {
+            by_this_call,
+            views: views.map_err(Failure::Store)?,
+            refused: refused.map_err(Failure::Store)?,
+        })
+    }
+
+    /// What is known about each of `wanted`, a video and the batch that may hold plays of it; in
+    /// order. All of it is read by one statement, from one snapshot.
+    ///
+    /// # Errors
+    /// The database is away.
+    pub async fn facts(&self, wanted: &[(VideoId, Option<Uuid>)]) -> Result<Vec<Facts>, StoreError> {
+        let (videos, batches): (Vec<&str>, Vec<Option<Uuid>>) =
+            wanted.iter().map(|(video, batch)| (video.as_str(), *batch)).unzip();
+        let facts = "select coalesce(videos.views, 0), videos.unique_viewers,
+                coalesce(not (wanted.video_id = any(play_batch.refused)), false)
+            from unnest($1::text[], $2::uuid[]) with ordinality as wanted(video_id, batch, place)
+            left join videos on videos.video_id = wanted.video_id
+            left join play_batch on play_batch.id = wanted.batch
+            order by wanted.place";
+        let rows: Vec<(i64, Option<i64>, bool)> =
+            self.postgres.fetch_all(Lane::Reads, sqlx::query_as(facts).bind(videos).bind(batches)).await?;
+        if rows.len() != wanted.len() {
+            return Err(StoreError::unexpected(Part::Postgres, "a statement answered too few rows"));
+        }
+        let facts = |(views, unique_viewers, batch_counted)| Facts { views, unique_viewers, batch_counted };
+        Ok(rows.into_iter().map(facts).collect())
+    }
+
+    /// The sketches of unique viewers of those of `videos` that have one.
+    ///
+    /// # Errors
+    /// The database is away.
+    pub async fn sketches(&self, videos: &[VideoId]) -> Result<Vec<(VideoId, Vec<u8>)>, StoreError> {
+        let ids: Vec<&str> = videos.iter().map(VideoId::as_str).collect();
+        let sketches = "select video_id, viewer_sketch from videos
+            where video_id = any($1) and viewer_sketch is not null";
+        let rows: Vec<(String, Vec<u8>)> =
+            self.postgres.fetch_all(Lane::Flush, sqlx::query_as(sketches).bind(ids)).await?;
+        rows.into_iter().map(|(video, sketch)| Ok((video_of(&video)?, sketch))).collect()
+    }
+
+    /// Keeps the sketches of unique viewers and their counts; answers those that were kept. One that
+    /// counts fewer viewers than are known is not: it lacks what the database has.
+    ///
+    /// # Errors
+    /// The database is away.
+    pub async fn keep_sketches(
+        &self,
+        sketches: &[(VideoId, i64, Vec<u8>)],
+    ) -> Result<HashSet<VideoId>, StoreError> {
+        let videos: Vec<&str> = sketches.iter().map(|(video, ..)| video.as_str()).collect();
+        let counts: Vec<i64> = sketches.iter().map(|(_, count, _)| *count).collect();
+        let bytes: Vec<&[u8]> = sketches.iter().map(|(.., bytes)| bytes.as_slice()).collect();
+        // The rows are locked in the order in which a flush locks them.
+        let keep = "with locked as materialized (
+                select video_id from videos where video_id = any($1) order by video_id for update
+            )
+            update videos set viewer_sketch = fresh.sketch, unique_viewers = fresh.viewers
+            from locked, unnest($1::text[], $2::bigint[], $3::bytea[]) as fresh(video_id, viewers, sketch)
+            where videos.video_id = locked.video_id and fresh.video_id = locked.video_id
+                and fresh.viewers >= coalesce(videos.unique_viewers, 0)
+            returning videos.video_id";
+        let query = sqlx::query_as(keep).bind(videos).bind(counts).bind(bytes);
+        let rows: Vec<(String,)> = self.postgres.fetch_all(Lane::Flush, query).await?;
+        rows.iter().map(|(video,)| video_of(video)).collect()
+    }
+
+    /// Deletes batch ids older than seven days, the newest of each partition excepted: a batch that
+    /// waits in Redis that long is still known. Answers how many.
+    ///
+    /// # Errors
+    /// The database is away.
+    pub async fn forget_batches(&self) -> Result<u64, StoreError> {
+        let mut forgotten = 0;
+        for _ in 0..FORGOTTEN_STEPS {
+            let mut session = self.postgres.session(Lane::Flush).await?;
+            let deleted = session.execute(sqlx::query(FORGET)).await?;
+            session.end().await?;
+            forgotten += deleted;
+            if deleted < FORGOTTEN_AT_ONCE {
+                break;
+            }
+        }
+        Ok(forgotten)
+    }
+}
+
+/// Adds plays that are sorted by video: two transactions then lock rows in the same order.
+async fn add(session: &mut Session, plays: &[(VideoId, i64)], day: NaiveDate) -> Result<(), Failure> {
+    let (videos, plays): (Vec<&str>, Vec<i64>) =
+        plays.iter().map(|(video, plays)| (video.as_str(), *plays)).unzip();
+    let totals = "insert into videos as video (video_id, views)
+        select * from unnest($1::text[], $2::bigint[])
+        on conflict (video_id) do update set views = video.views + excluded.views, updated_at = now()";
+    session.execute(sqlx::query(totals).bind(&videos).bind(&plays)).await?;
+    let days = "insert into video_daily as daily (video_id, day, views)
+        select video_id, $3, plays from unnest($1::text[], $2::bigint[]) as fresh(video_id, plays)
+        on conflict (video_id, day) do update set views = daily.views + excluded.views";
+    session.execute(sqlx::query(days).bind(&videos).bind(&plays).bind(day)).await?;
+    Ok(())
+}
+
+/// Adds what the rows take and answers the videos of the rest: a group that is refused is halved
+/// until the rows that refuse stand alone.
+async fn add_what_fits(
+    session: &mut Session,
+    plays: &[(VideoId, i64)],
+    day: NaiveDate,
+) -> Result<Vec<String>, Failure> {
+    let mut refused = Vec::new();
+    // The first half lies on top, so that rows are still locked in order.
+    let mut groups = vec![plays];
+    while let Some(group) = groups.pop() {
+        session.raw("savepoint before_group").await?;
+        match add(session, group, day).await {
+            Ok(()) => session.raw("release savepoint before_group").await?,
+            Err(Failure::Row(error)) => {
+                session.raw("rollback to savepoint before_group").await?;
+                if let [(video, plays)] = group {
+                    tracing::error!(
+                        video = %video, plays, error = %error,
+                        "the row of {video} can't take {plays} plays: they wait in redis for an operator"
+                    );
+                    refused.push(video.to_string());
+                } else {
+                    let (first, second) = group.split_at(group.len() / 2);
+                    groups.extend([second, first]);
+                }
+            }
+            Err(failure) => return Err(failure),
+        }
+    }
+    Ok(refused)
+}
+
+fn video_of(text: &str) -> Result<VideoId, StoreError> {
+    VideoId::parse(text).map_err(|error| {
+        StoreError::unexpected(Part::Postgres, format!("a row's video_id {text:?}: {error}"))
+    })
+}

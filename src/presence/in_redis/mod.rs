@@ -1,0 +1,138 @@
+//! Viewers in Redis, shared by any number of instances: a hash of viewers for each shard of a video.
+//!
+//! `merge` and `writer` carry beats there, `read` and `cache` bring counts back, `walk` counts while
+//! it drops who left, `since` tells lost data from few viewers. The sweep is `presence/sweep.rs`.
+
+mod cache;
+mod form;
+mod merge;
+mod notes;
+mod rank;
+mod read;
+pub(crate) mod since;
+pub(crate) mod walk;
+pub(crate) mod writer;
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+
+use super::{Beat, OnlineCount, Presence, Ranking, shards::Shards, sweep, tally::Tally};
+use crate::{
+    config::Config,
+    error::StoreError,
+    ids::{Partition, VideoId},
+    jobs::Job,
+    lifecycle::{Lifecycle, Phase},
+    store::{redis::Redis, script::LuaScript},
+};
+
+/// The scripts to be loaded on every connection.
+pub static SCRIPTS: [&LuaScript; 7] = [
+    &since::SINCE,
+    &form::BEAT_NEWER,
+    &form::HDEL_OLDER,
+    &walk::PRUNE,
+    &sweep::COUNT_STORE,
+    &sweep::REGISTRY_LEAVE,
+    &sweep::FINISH,
+];
+
+/// Presence in Redis.
+pub struct RedisPresence {
+    redis: Redis,
+    writer: Arc<writer::Writer>,
+    reader: Arc<read::Reader>,
+    rank: rank::Rank,
+    walker: walk::Walker,
+    heartbeat_every: Duration,
+}
+
+impl RedisPresence {
+    /// Starts the writer and the reader. Before `redis` is started: stamps come first on every
+    /// connection.
+    #[must_use]
+    pub fn open(config: &Config, redis: &Redis, lifecycle: &Lifecycle) -> Arc<Self> {
+        let shards = Shards::fixed(config.presence.shards);
+        let writer = Arc::new(writer::Writer::new(redis.clone(), shards, &config.presence, &config.jobs));
+        let listpacks = walk::Listpacks::default();
+        let walker = walk::Walker::new(redis.clone(), &config.presence, &config.jobs, listpacks.clone());
+        let (reader, asked) = read::Reader::new(redis.clone(), shards, walker.clone(), config);
+        let waiting = writer.clone();
+        redis.greet_with(Arc::new(since::Stamper {
+            redis: redis.clone(),
+            listpacks,
+            beats_waited: Box::new(move || waiting.beats_waited()),
+        }));
+        let stopping = lifecycle.stopping(Phase::Writers);
+        lifecycle.spawn(Phase::Writers, "beats", writer.clone().run(stopping.clone()));
+        lifecycle.spawn(Phase::Writers, "counts", reader.clone().run(asked, stopping));
+        Arc::new(Self {
+            redis: redis.clone(),
+            rank: rank::Rank::new(redis.clone(), reader.clone(), config.presence.window),
+            writer,
+            reader,
+            walker,
+            heartbeat_every: config.presence.heartbeat_every,
+        })
+    }
+
+    /// The sweeps, one job a partition.
+    #[must_use]
+    pub fn jobs(&self, config: &Config) -> Vec<Arc<dyn Job>> {
+        let tally = Arc::new(Tally::default());
+        Partition::all()
+            .map(|partition| {
+                let sweep = sweep::Sweep::new(&self.redis, &self.walker, config, partition, &tally);
+                Arc::new(sweep) as Arc<dyn Job>
+            })
+            .collect()
+    }
+
+    /// The number at hand or in Redis, at least the viewer who asks.
+    async fn with_me(&self, video: VideoId) -> u64 {
+        self.reader.counts().entry(&video).beat(self.redis.clock().monotonic());
+        let counts = self.reader.online(&[video]).await;
+        counts.first().and_then(|count| count.online).unwrap_or(0).max(1)
+    }
+}
+
+#[async_trait]
+impl Presence for RedisPresence {
+    async fn beat(&self, beat: Beat) -> Result<u64, StoreError> {
+        let video = beat.video.clone();
+        self.writer.beat(beat).await?;
+        Ok(self.with_me(video).await)
+    }
+
+    async fn beat_many(&self, beats: Vec<Beat>) -> Vec<Result<(), StoreError>> {
+        let now = self.redis.clock().monotonic();
+        let taken = beats.into_iter().map(async |beat| {
+            let video = beat.video.clone();
+            self.writer.beat(beat).await?;
+            self.reader.counts().entry(&video).beat(now);
+            Ok(())
+        });
+        futures::future::join_all(taken).await
+    }
+
+    async fn leave(&self, beat: Beat) -> Result<OnlineCount, StoreError> {
+        let video = beat.video.clone();
+        self.writer.leave(beat).await?;
+        self.reader.counts().left(&video);
+        let counts = self.reader.online(&[video]).await;
+        Ok(counts.into_iter().next().unwrap_or(OnlineCount::UNKNOWN))
+    }
+
+    async fn online(&self, videos: &[VideoId]) -> Vec<OnlineCount> {
+        self.reader.online(videos).await
+    }
+
+    async fn top(&self, limit: usize) -> Ranking {
+        self.rank.top(limit).await
+    }
+
+    fn next_heartbeat(&self) -> Duration {
+        self.heartbeat_every
+    }
+}

@@ -1,0 +1,319 @@
+//! Reads counts from Redis: those that are asked for together share one pipeline.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use redis::Cmd;
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    cache::{AtHand, Counts, Loaded},
+    since::{Memory, Since, longest_beat_interval},
+    walk::Walker,
+};
+use crate::{
+    clock::Timestamp,
+    config,
+    error::StoreError,
+    ids::{Partition, VideoId},
+    presence::{OnlineCount, shards::Shards},
+    store::{
+        keys::Keys,
+        redis::{Connection, Redis, reply},
+    },
+};
+
+/// Reads that may wait; beyond it the last good number is the answer.
+const WAITING: usize = 20_000;
+
+/// Reads in one pipeline.
+const TOGETHER: usize = 1_000;
+
+/// Reads counts, through what is at hand.
+pub(super) struct Reader {
+    redis: Redis,
+    shards: Shards,
+    walker: Walker,
+    memory: Memory,
+    counts: Counts,
+    queue: mpsc::Sender<Asked>,
+    deadline: Duration,
+    sweep_every: Duration,
+    longest_beat_interval: Duration,
+}
+
+/// Somebody asks how many watch a video.
+pub(super) struct Asked {
+    video: VideoId,
+    at: Duration,
+    /// Nobody waits where a number was at hand and is only refreshed.
+    answer: Option<oneshot::Sender<OnlineCount>>,
+}
+
+/// How far a partition's data can be trusted.
+#[derive(Clone, Copy, Debug)]
+struct Trust {
+    swept: bool,
+    doubtful: bool,
+    /// Counts of sweeps that began earlier are not complete.
+    complete_from: Option<Timestamp>,
+}
+
+impl Reader {
+    pub(super) fn new(
+        redis: Redis,
+        shards: Shards,
+        walker: Walker,
+        config: &config::Config,
+    ) -> (Arc<Self>, mpsc::Receiver<Asked>) {
+        let (queue, asked) = mpsc::channel(WAITING);
+        let longest = longest_beat_interval(config.presence.heartbeat_every);
+        let reader = Arc::new(Self {
+            walker,
+            redis,
+            shards,
+            memory: Memory::new(longest),
+            counts: Counts::new(config.presence.cached_videos, config.presence.window),
+            queue,
+            deadline: config.redis.deadline,
+            sweep_every: config.jobs.sweep_every,
+            longest_beat_interval: longest,
+        });
+        (reader, asked)
+    }
+
+    pub(super) fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    /// How many watch each video, from what is at hand or from Redis.
+    pub(super) async fn online(&self, videos: &[VideoId]) -> Vec<OnlineCount> {
+        let now = self.redis.clock().monotonic();
+        let mut found: Vec<Result<OnlineCount, oneshot::Receiver<OnlineCount>>> = Vec::new();
+        for video in videos {
+            found.push(match self.counts.at_hand(video, now) {
+                AtHand::Fresh(count) => Ok(count),
+                AtHand::Refresh(count) => {
+                    if self.ask(video, now, None).is_err() {
+                        self.counts.entry(video).not_refreshed();
+                    }
+                    Ok(count)
+                }
+                AtHand::Nothing => {
+                    let (answer, answered) = oneshot::channel();
+                    self.ask(video, now, Some(answer))
+                        .map_or_else(|()| Ok(self.gone(video)), |()| Err(answered))
+                }
+            });
+        }
+        let tier = if found.iter().all(Result::is_ok) { "local" } else { "cache" };
+        metrics::counter!("headcount_count_reads_total", "kind" => "online", "tier" => tier)
+            .increment(videos.len() as u64);
+        let wait_until = tokio::time::Instant::now() + self.deadline;
+        let mut counts = Vec::with_capacity(videos.len());
+        for (video, found) in videos.iter().zip(found) {
+            counts.push(match found {
+                Ok(count) => count,
+                Err(answered) => match tokio::time::timeout_at(wait_until, answered).await {
+                    Ok(Ok(count)) => count,
+                    Ok(Err(_)) | Err(_) => self.gone(video),
+                },
+            });
+        }
+        counts
+    }
+
+    fn ask(
+        &self,
+        video: &VideoId,
+        at: Duration,
+        answer: Option<oneshot::Sender<OnlineCount>>,
+    ) -> Result<(), ()> {
+        self.queue.try_send(Asked { video: video.clone(), at, answer }).map_err(drop)
+    }
+
+    fn gone(&self, video: &VideoId) -> OnlineCount {
+        let count = self.counts.last_good(video, self.redis.clock().monotonic());
+        let tier = if count.online.is_some() { "stale" } else { "unknown" };
+        metrics::counter!("headcount_count_reads_total", "kind" => "online", "tier" => tier).increment(1);
+        count
+    }
+
+    /// The reader's task: what is asked while one pipeline is under way goes into the next.
+    pub(super) async fn run(self: Arc<Self>, mut queue: mpsc::Receiver<Asked>, stopping: CancellationToken) {
+        let mut asked = Vec::new();
+        loop {
+            tokio::select! {
+                biased;
+                count = queue.recv_many(&mut asked, TOGETHER) => if count == 0 { return },
+                () = stopping.cancelled(), if !queue.is_closed() => { queue.close(); continue }
+            }
+            self.serve(std::mem::take(&mut asked)).await;
+        }
+    }
+
+    async fn serve(&self, asked: Vec<Asked>) {
+        // One read answers all who ask for a video, and those who asked before the last one ended.
+        let wanted: BTreeSet<VideoId> = asked
+            .iter()
+            .filter(|asked| self.counts.entry(&asked.video).read_since(asked.at).is_none())
+            .map(|asked| asked.video.clone())
+            .collect();
+        let wanted: Vec<VideoId> = wanted.into_iter().collect();
+        let loaded = match self.redis.connection() {
+            Ok(connection) => self.load(&connection, &wanted).await,
+            Err(error) => Err(error),
+        };
+        let loaded = loaded.unwrap_or_else(|error| {
+            tracing::debug!(error = %error, "counts were not read");
+            vec![Loaded::Gone; wanted.len()]
+        });
+        let now = self.redis.clock().monotonic();
+        for (video, loaded) in wanted.iter().zip(loaded) {
+            self.counts.take(video, loaded, now);
+        }
+        for Asked { video, at, answer } in asked {
+            let entry = self.counts.entry(&video);
+            entry.not_refreshed();
+            if let Some(answer) = answer {
+                let count = entry.read_since(at).unwrap_or_else(|| self.gone(&video));
+                // A caller that gave up waiting is no failure.
+                let _ = answer.send(count);
+            }
+        }
+    }
+
+    /// Reads counts and how far to trust them in one pipeline, and walks where that isn't enough.
+    async fn load(&self, connection: &Connection, videos: &[VideoId]) -> Result<Vec<Loaded>, StoreError> {
+        let keys = self.redis.keys();
+        let partitions: Vec<Partition> =
+            videos.iter().map(VideoId::partition).collect::<BTreeSet<_>>().into_iter().collect();
+        let mut commands: Vec<Cmd> = partitions.iter().map(|partition| stamps(keys, *partition)).collect();
+        commands.extend(videos.iter().map(|video| {
+            let (name, key) = if self.shards.places(video).is_single() {
+                ("HLEN", keys.online(video, 0))
+            } else {
+                ("GET", keys.online_count(video))
+            };
+            let mut command = redis::cmd(name);
+            command.arg(key);
+            command
+        }));
+        let mut values = connection.pipe(commands).await?.into_iter();
+
+        let now = self.redis.clock().now();
+        let mut trusts = BTreeMap::new();
+        for (partition, value) in partitions.into_iter().zip(values.by_ref()) {
+            let (swept, since): (_, Option<String>) = reply(value)?;
+            trusts.insert(partition, self.trust(partition, swept, since.as_deref(), now));
+        }
+        let mut loaded = Vec::with_capacity(videos.len());
+        let mut live = Vec::new();
+        for ((index, video), value) in videos.iter().enumerate().zip(values) {
+            let trust = trusts[&video.partition()];
+            let counted = if self.shards.places(video).is_single() {
+                reply::<u64>(value).map(|viewers| Some((viewers, now)))
+            } else {
+                reply::<Option<String>>(value).map(|count| self.usable(count.as_deref(), trust, now))
+            };
+            loaded.push(match counted {
+                Ok(Some((viewers, at))) if trust.swept && !trust.doubtful => Loaded::Fresh(viewers, at),
+                Ok(_) => {
+                    live.push(index);
+                    Loaded::Gone
+                }
+                Err(error) => {
+                    tracing::debug!(video.id = %video, error = %error, "a count was refused");
+                    Loaded::Gone
+                }
+            });
+        }
+        self.load_live(connection, videos, &live, &trusts, &mut loaded).await;
+        Ok(loaded)
+    }
+
+    /// Counts by walking, each video for itself, within the deadline.
+    async fn load_live(
+        &self,
+        connection: &Connection,
+        videos: &[VideoId],
+        live: &[usize],
+        trusts: &BTreeMap<Partition, Trust>,
+        loaded: &mut [Loaded],
+    ) {
+        if live.is_empty() {
+            return;
+        }
+        metrics::counter!("headcount_count_reads_total", "kind" => "online", "tier" => "live")
+            .increment(live.len() as u64);
+        let places: Vec<_> = live
+            .iter()
+            .map(|index| (videos[*index].clone(), self.shards.places(&videos[*index]).all()))
+            .collect();
+        let walk = self.walker.walk(connection, &places, None);
+        let Ok(Ok(walked)) = tokio::time::timeout(self.deadline, walk).await else { return };
+        let now = self.redis.clock().now();
+        for (index, walked) in live.iter().zip(walked) {
+            let Ok(walked) = walked else { continue };
+            let trust = trusts[&videos[*index].partition()];
+            loaded[*index] = if trust.doubtful {
+                Loaded::Doubtful(walked.left, now)
+            } else if trust.swept {
+                Loaded::Fresh(walked.left, now)
+            } else {
+                Loaded::Unswept(walked.left, now)
+            };
+        }
+    }
+
+    fn trust(&self, partition: Partition, swept: Option<i64>, since: Option<&str>, now: Timestamp) -> Trust {
+        let since = since.and_then(Since::parse);
+        let outage = self
+            .redis
+            .since_long_outage()
+            .is_some_and(|ago| ago < self.longest_beat_interval + Duration::from_secs(3));
+        Trust {
+            swept: swept.is_some_and(|swept| self.is_recent(Timestamp::from_secs(swept), now)),
+            doubtful: self.memory.is_doubtful(partition, since, now) || outage,
+            complete_from: since.and_then(|since| self.memory.complete_from(since)),
+        }
+    }
+
+    /// A stored count, where it may be used.
+    fn usable(&self, count: Option<&str>, trust: Trust, now: Timestamp) -> Option<(u64, Timestamp)> {
+        let (viewers, began) = count?.split_once(' ')?;
+        let (viewers, began) = (viewers.parse().ok()?, Timestamp::from_secs(began.parse().ok()?));
+        let complete = trust.complete_from.is_none_or(|from| began >= from);
+        (complete && self.is_recent(began, now)).then_some((viewers, began))
+    }
+
+    /// Within two sweeps; a second more for what was rounded off the stored time.
+    fn is_recent(&self, began: Timestamp, now: Timestamp) -> bool {
+        now.since(began) < self.sweep_every * 2 + Duration::from_secs(1)
+    }
+
+    /// When the last full sweep of each partition began and whether any of them can't be trusted.
+    pub(super) fn sweeps(
+        &self,
+        stamps: &[(Option<i64>, Option<String>)],
+        now: Timestamp,
+    ) -> (Option<Timestamp>, bool) {
+        let trusts = Partition::all()
+            .zip(stamps)
+            .map(|(partition, (swept, since))| self.trust(partition, *swept, since.as_deref(), now));
+        let stale = trusts.filter(|trust| !trust.swept || trust.doubtful).count() > 0;
+        let as_of = stamps.iter().filter_map(|(swept, _)| swept.map(Timestamp::from_secs)).min();
+        (as_of, stale)
+    }
+}
+
+/// Asks when a partition was last swept and since when its data is there.
+pub(super) fn stamps(keys: &Keys, partition: Partition) -> Cmd {
+    let mut stamps = redis::cmd("MGET");
+    stamps.arg(keys.swept(partition)).arg(keys.since(partition));
+    stamps
+}

@@ -1,0 +1,159 @@
+//! Telling "few are watching" from "the data is gone".
+//!
+//! Each partition has a stamp in Redis: since when its presence data has been there without a gap,
+//! and in which run of Redis. While a gap is younger than two of the longest beat intervals, viewers
+//! who are still watching may be missing, and a low number is not believed.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use redis::Cmd;
+
+use super::walk::Listpacks;
+use crate::{
+    clock::Timestamp,
+    error::StoreError,
+    ids::{PARTITIONS, Partition},
+    store::{
+        keys::Keys,
+        redis::{Connection, Greeter, Redis, reply},
+        script::LuaScript,
+    },
+};
+
+/// Reads and, where it must, writes a partition's stamp.
+pub(crate) static SINCE: LuaScript = LuaScript::new("since", include_str!("../lua/since.lua"));
+
+/// Hidden browser tabs beat about once a minute, whatever they were told.
+const HIDDEN_TAB_BEAT: Duration = Duration::from_secs(60);
+
+/// The longest time that may pass between two beats of somebody who is watching.
+pub(crate) fn longest_beat_interval(heartbeat_every: Duration) -> Duration {
+    heartbeat_every.max(HIDDEN_TAB_BEAT)
+}
+
+/// A partition's stamp.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Since {
+    pub(super) at: Timestamp,
+    /// There was data before, or may have been.
+    pub(super) again: bool,
+}
+
+impl Since {
+    pub(super) fn parse(stored: &str) -> Option<Self> {
+        let mut parts = stored.split(' ');
+        let at = Timestamp::from_secs(parts.next()?.parse().ok()?);
+        let again = parts.nth(1)? == "again";
+        Some(Self { at, again })
+    }
+}
+
+/// Why a partition's stamp is written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Cause {
+    /// Nobody was here before.
+    New,
+    /// Somebody was.
+    Again,
+    /// Nobody swept for so long that the data can't be vouched for.
+    Reset,
+}
+
+/// The call that reads a partition's stamp and writes it where it is missing or of another run.
+pub(crate) fn call(redis: &Redis, connection: &Connection, partition: Partition, cause: Cause) -> Cmd {
+    let cause = match cause {
+        Cause::New => "new",
+        Cause::Again => "again",
+        Cause::Reset => "reset",
+    };
+    let args = [connection.run_id(), cause, &redis.clock().for_script()];
+    SINCE.call(&[Keys::since(redis.keys(), partition)], &args)
+}
+
+/// Stamps every partition first thing on a connection.
+pub(super) struct Stamper {
+    pub(super) redis: Redis,
+    pub(super) listpacks: Listpacks,
+    /// Whether beats have been waiting for a connection for over two seconds.
+    pub(super) beats_waited: Box<dyn Fn() -> bool + Send + Sync>,
+}
+
+#[async_trait]
+impl Greeter for Stamper {
+    async fn greet(&self, connection: &Connection) -> Result<(), StoreError> {
+        let cause = if connection.epoch() > 1 || (self.beats_waited)() { Cause::Again } else { Cause::New };
+        let calls = Partition::all().map(|partition| call(&self.redis, connection, partition, cause));
+        for value in connection.pipe(calls.collect()).await? {
+            reply::<String>(value)?;
+        }
+        self.listpacks.ask(connection).await
+    }
+}
+
+/// What this instance remembers of the stamps it has read.
+pub(super) struct Memory {
+    stamps: Mutex<[Option<Since>; PARTITIONS as usize]>,
+    /// So long after a gap a low number isn't believed.
+    doubt: Duration,
+}
+
+impl Memory {
+    pub(super) fn new(longest_beat_interval: Duration) -> Self {
+        Self { stamps: Mutex::default(), doubt: longest_beat_interval * 2 }
+    }
+
+    /// Whether data of `partition` was lost lately or may have been, going by its stamp as just
+    /// read. Remembers the stamp once the gap it tells of is old.
+    pub(super) fn is_doubtful(&self, partition: Partition, read: Option<Since>, now: Timestamp) -> bool {
+        let mut stamps = self.stamps.lock();
+        let remembered = &mut stamps[partition.index()];
+        let Some(read) = read else { return remembered.is_some() };
+        let young = now.since(read.at) < self.doubt;
+        let another = remembered.is_some_and(|known| known.at < read.at);
+        if young && (read.again || another) {
+            return true;
+        }
+        *remembered = Some(read);
+        false
+    }
+
+    /// From when on a count of this partition saw everybody who was watching then.
+    pub(super) fn complete_from(&self, read: Since) -> Option<Timestamp> {
+        read.again.then(|| read.at + self.doubt)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn partition() -> Partition {
+        Partition::all().next().unwrap()
+    }
+
+    fn since(secs: i64, again: bool) -> Since {
+        Since { at: Timestamp::from_secs(secs), again }
+    }
+
+    #[test]
+    fn a_stamp_is_read_as_it_is_written() {
+        assert_eq!(Since::parse("5 abc again"), Some(since(5, true)));
+        assert_eq!(Since::parse("5 abc new"), Some(since(5, false)));
+        assert_eq!(Since::parse("gibberish"), None);
+    }
+
+    #[test]
+    fn numbers_are_doubted_for_two_of_the_longest_beat_intervals_after_a_gap() {
+        let memory = Memory::new(longest_beat_interval(Duration::from_secs(30)));
+        let doubts = |read, now| memory.is_doubtful(partition(), read, Timestamp::from_secs(now));
+        assert!(!doubts(Some(since(1_000, false)), 1_001), "nobody was here before");
+        assert!(doubts(None, 1_100), "the stamp is gone, and the data with it");
+        assert!(doubts(Some(since(1_100, true)), 1_101));
+        assert!(doubts(Some(since(1_100, true)), 1_219));
+        assert!(!doubts(Some(since(1_100, true)), 1_220));
+        assert!(doubts(Some(since(1_300, false)), 1_301), "an older stamp is remembered");
+        assert!(!doubts(Some(since(1_300, false)), 1_420));
+    }
+}

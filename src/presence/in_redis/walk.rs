@@ -1,0 +1,239 @@
+//! Counting a video while dropping who left: the walk that sweeps and live reads share.
+
+use std::{
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use redis::Cmd;
+
+use crate::{
+    config,
+    error::StoreError,
+    ids::VideoId,
+    store::{
+        lock::Held,
+        redis::{Connection, Redis, reply},
+        script::LuaScript,
+    },
+};
+
+/// Walks one step through a shard.
+pub(crate) static PRUNE: LuaScript = LuaScript::new("prune", include_str!("../lua/prune.lua"));
+
+/// Fields that may be looked at in one pipeline: Redis serves nobody else meanwhile.
+const WORK_IN_FLIGHT: u64 = 1_000;
+
+/// Shards whose length is asked for in one pipeline; a length costs far less than a walk.
+const LENGTHS_IN_FLIGHT: usize = 1_000;
+
+/// Fields looked at in one step of a long hash.
+const STEP: u64 = 500;
+
+/// A hashtable of at most so many viewers is worth making a listpack again.
+const REWRITE_AT_MOST: u64 = 400;
+
+/// What this Redis keeps as a listpack, as far as it says.
+#[derive(Clone, Default)]
+pub(crate) struct Listpacks {
+    /// The most viewers that a shard made small again may hold; 0 where it isn't known.
+    rewrite_at_most: Arc<AtomicU64>,
+}
+
+impl Listpacks {
+    /// Asks Redis up to which length it keeps a hash as a listpack.
+    ///
+    /// # Errors
+    /// The connection failed. That the question is forbidden is no error.
+    pub(super) async fn ask(&self, connection: &Connection) -> Result<(), StoreError> {
+        let mut get = redis::cmd("CONFIG");
+        get.arg("GET").arg("hash-max-listpack-entries");
+        let [value] = connection.pipe_array([get]).await?;
+        let limit = reply::<Vec<String>>(value).ok().and_then(|pair| pair.get(1)?.parse::<u64>().ok());
+        // Well below the limit, or the next few viewers undo it.
+        let at_most = limit.map_or(0, |limit| (limit * 3 / 4).min(REWRITE_AT_MOST));
+        self.rewrite_at_most.store(at_most, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// What a walk through a video's shards found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Walked {
+    /// Viewers left.
+    pub(crate) left: u64,
+    /// Viewers dropped.
+    pub(crate) removed: u64,
+    /// Fields dropped because they held no number.
+    pub(crate) corrupt: u64,
+    /// Shards that are not empty.
+    pub(crate) shards: u64,
+    /// Viewers in the fullest shard.
+    pub(crate) fullest: u64,
+}
+
+/// How to walk.
+#[derive(Clone)]
+pub(crate) struct Walker {
+    redis: Redis,
+    window: std::time::Duration,
+    life: u64,
+    listpacks: Listpacks,
+}
+
+/// A shard being walked.
+struct Step {
+    video: usize,
+    key: String,
+    cursor: String,
+    length: u64,
+}
+
+impl Walker {
+    pub(crate) fn new(
+        redis: Redis,
+        presence: &config::Presence,
+        jobs: &config::Jobs,
+        listpacks: Listpacks,
+    ) -> Self {
+        let life = super::writer::shard_life(presence, jobs).as_secs();
+        Self { redis, window: presence.window, life, listpacks }
+    }
+
+    /// Walks through the given shards of each video. A video one of whose shards Redis refuses to
+    /// walk gets that error, and the others their counts. A sweep's lock is made
+    /// sure of before each step.
+    ///
+    /// # Errors
+    /// The connection failed, or the lock is lost.
+    pub(crate) async fn walk(
+        &self,
+        connection: &Connection,
+        videos: &[(VideoId, Range<u32>)],
+        mut lock: Option<&mut Held>,
+    ) -> Result<Vec<Result<Walked, StoreError>>, StoreError> {
+        let mut results: Vec<Result<Walked, StoreError>> = vec![Ok(Walked::default()); videos.len()];
+        let mut steps = self.lengths(connection, videos, &mut results).await?;
+        while !steps.is_empty() {
+            if let Some(lock) = &mut lock {
+                lock.still_mine(connection).await?;
+            }
+            let batch = split_by_work(&mut steps);
+            let commands = batch.iter().map(|step| self.command(step)).collect();
+            let values = connection.pipe(commands).await?;
+            for (mut step, value) in batch.into_iter().zip(values) {
+                match reply::<(String, u64, u64, u64)>(value) {
+                    Ok((cursor, removed, corrupt, left)) => {
+                        if let Ok(walked) = &mut results[step.video] {
+                            walked.removed += removed;
+                            walked.corrupt += corrupt;
+                            if cursor == "0" {
+                                walked.left += left;
+                                walked.shards += u64::from(left > 0);
+                                walked.fullest = walked.fullest.max(left);
+                            }
+                        }
+                        if cursor != "0" {
+                            step.cursor = cursor;
+                            steps.push(step);
+                        }
+                    }
+                    Err(error) => results[step.video] = Err(error),
+                }
+            }
+        }
+        Ok(results)
+    }
+
+    /// Asks for every shard's length, so that empty ones cost no walk and full ones are known.
+    async fn lengths(
+        &self,
+        connection: &Connection,
+        videos: &[(VideoId, Range<u32>)],
+        results: &mut [Result<Walked, StoreError>],
+    ) -> Result<Vec<Step>, StoreError> {
+        let mut steps = Vec::new();
+        let places: Vec<(usize, String)> = videos
+            .iter()
+            .enumerate()
+            .flat_map(|(index, (video, shards))| {
+                shards.clone().map(move |shard| (index, self.redis.keys().online(video, shard)))
+            })
+            .collect();
+        for places in places.chunks(LENGTHS_IN_FLIGHT) {
+            let commands = places.iter().map(|(_, key)| {
+                let mut length = redis::cmd("HLEN");
+                length.arg(key);
+                length
+            });
+            for ((video, key), value) in places.iter().zip(connection.pipe(commands.collect()).await?) {
+                match reply::<u64>(value) {
+                    Ok(0) => {}
+                    Ok(length) => {
+                        steps.push(Step { video: *video, key: key.clone(), cursor: "0".into(), length });
+                    }
+                    Err(error) => results[*video] = Err(error),
+                }
+            }
+        }
+        // Walked from the end: the lowest shards first.
+        steps.reverse();
+        Ok(steps)
+    }
+
+    fn command(&self, step: &Step) -> Cmd {
+        let clock = self.redis.clock();
+        let now = clock.now();
+        // After a jump of the clock nobody is taken for gone.
+        let deadline = if clock.may_remove() { (now - self.window).secs() } else { i64::MIN };
+        PRUNE.call(
+            &[&step.key],
+            &[
+                step.cursor.clone(),
+                deadline.to_string(),
+                now.secs().to_string(),
+                STEP.to_string(),
+                self.life.to_string(),
+                self.listpacks.rewrite_at_most.load(Ordering::Relaxed).to_string(),
+            ],
+        )
+    }
+}
+
+/// Takes as many steps from the end as may be in flight together.
+fn split_by_work(steps: &mut Vec<Step>) -> Vec<Step> {
+    let mut work = 0;
+    let mut first = steps.len();
+    while first > 0 {
+        work += steps[first - 1].length.min(STEP);
+        if work > WORK_IN_FLIGHT && first < steps.len() {
+            break;
+        }
+        first -= 1;
+    }
+    let mut batch = steps.split_off(first);
+    batch.reverse();
+    batch
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_in_flight_is_bounded_by_fields_and_not_by_keys() {
+        let step = |length| Step { video: 0, key: String::new(), cursor: "0".into(), length };
+        let mut steps: Vec<Step> = (0..100).map(|_| step(5)).collect();
+        assert_eq!(split_by_work(&mut steps).len(), 100);
+
+        let mut steps: Vec<Step> = (0..100).map(|_| step(400)).collect();
+        assert_eq!(split_by_work(&mut steps).len(), 2);
+
+        let mut steps: Vec<Step> = (0..3).map(|_| step(1_000_000)).collect();
+        assert_eq!(split_by_work(&mut steps).len(), 2);
+        assert_eq!(steps.len(), 1);
+    }
+}

@@ -1,0 +1,302 @@
+//! Carries merged beats to Redis: one writer an instance, one pipeline at a time.
+//!
+//! A batch belongs to the connection it is formed for, and to the moment: what couldn't be sent is
+//! put back and formed anew, so that no old time is written over a newer one by a late socket.
+
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use redis::Value;
+use tokio::sync::{Notify, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    form::{Form, Group},
+    merge::{Mark, Merge, Round, What},
+    notes::Notes,
+};
+use crate::{
+    clock::Timestamp,
+    config::{self, Ack},
+    error::{Part, StoreError},
+    presence::{Beat, shards::Shards},
+    store::redis::{Connection, Redis, reply},
+};
+
+/// Older than this when it is written, a beat may be older than what another instance wrote; and
+/// an answer that took longer says nothing about the present.
+pub(super) const LATE: Duration = Duration::from_secs(2);
+
+/// How long the writer waits before it tries again what Redis didn't take.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// The life of a shard beyond the window: two sweeps must be able to see what is in it.
+pub(crate) fn shard_life(settings: &config::Presence, jobs: &config::Jobs) -> Duration {
+    settings.window + note_life(settings) + jobs.sweep_every * 2
+}
+
+/// How long what was registered is left alone.
+pub(crate) fn note_life(settings: &config::Presence) -> Duration {
+    settings.heartbeat_every.min(Duration::from_secs(30))
+}
+
+/// The way of beats to Redis.
+pub(super) struct Writer {
+    redis: Redis,
+    form: Form,
+    ack: Ack,
+    linger: Duration,
+    batch: usize,
+    note_life: Duration,
+    merge: Mutex<Merge>,
+    wake: Notify,
+    /// The last round failed: beats are refused, and still merged.
+    failing: AtomicBool,
+}
+
+impl Writer {
+    pub(super) fn new(
+        redis: Redis,
+        shards: Shards,
+        presence: &config::Presence,
+        jobs: &config::Jobs,
+    ) -> Self {
+        Self {
+            form: Form {
+                redis: redis.clone(),
+                shards,
+                window: presence.window,
+                life: shard_life(presence, jobs),
+            },
+            redis,
+            ack: presence.ack,
+            linger: presence.linger,
+            batch: presence.batch,
+            note_life: note_life(presence),
+            merge: Mutex::new(Merge::new(presence.max_merged)),
+            wake: Notify::new(),
+            failing: AtomicBool::new(false),
+        }
+    }
+
+    /// Merges a beat and answers when `presence.ack` says so.
+    pub(super) async fn beat(&self, beat: Beat) -> Result<(), StoreError> {
+        let now = self.redis.clock().now();
+        if self.ack == Ack::Stored {
+            return self.written(beat, now, What::Beat).await;
+        }
+        let full = {
+            let mut merge = self.merge.lock();
+            merge.put(beat, now, What::Beat)?;
+            merge.len() >= self.batch
+        };
+        if full {
+            self.wake.notify_one();
+        }
+        self.is_well()
+    }
+
+    /// Merges a goodbye and answers when it is in Redis.
+    pub(super) async fn leave(&self, beat: Beat) -> Result<(), StoreError> {
+        let now = self.redis.clock().now();
+        self.written(beat, now, What::Leave).await
+    }
+
+    async fn written(&self, beat: Beat, now: Timestamp, what: What) -> Result<(), StoreError> {
+        let (answer, answered) = oneshot::channel();
+        {
+            let mut merge = self.merge.lock();
+            merge.put(beat.clone(), now, what)?;
+            self.is_well()?;
+            merge.wait(beat, answer);
+        }
+        self.wake.notify_one();
+        answered.await.unwrap_or_else(|_| Err(StoreError::unavailable(Part::Redis, "stopping")))
+    }
+
+    /// Whether beats reach Redis just now.
+    fn is_well(&self) -> Result<(), StoreError> {
+        if self.failing.load(Ordering::Relaxed) {
+            return Err(StoreError::unavailable(Part::Redis, "beats don't reach it"));
+        }
+        self.redis.connection().map(drop)
+    }
+
+    /// Whether a beat has been waiting for over two seconds.
+    pub(super) fn beats_waited(&self) -> bool {
+        let oldest = self.merge.lock().oldest();
+        oldest.is_some_and(|oldest| self.redis.clock().now().since(oldest) > LATE)
+    }
+
+    /// The writer's task: rounds until it is told to stop and nothing is left to write.
+    pub(super) async fn run(self: Arc<Self>, stopping: CancellationToken) {
+        let mut notes = Notes::new(self.note_life);
+        loop {
+            self.wait_for_work(&stopping).await;
+            let round = self.merge.lock().take();
+            #[expect(clippy::cast_precision_loss, reason = "a gauge; merges are far below 2^52")]
+            metrics::gauge!("headcount_queue_depth", "queue" => "beats").set(round.marks.len() as f64);
+            let all_written = round.marks.is_empty() || self.write(round, &mut notes).await;
+            self.failing.store(!all_written, Ordering::Relaxed);
+            if stopping.is_cancelled() {
+                let left = self.merge.lock().len();
+                if left == 0 {
+                    return;
+                }
+                if !all_written {
+                    tracing::warn!(beats.left = left, "stopping with {left} beats that redis didn't take");
+                    return;
+                }
+            }
+        }
+    }
+
+    async fn wait_for_work(&self, stopping: &CancellationToken) {
+        if stopping.is_cancelled() {
+            return;
+        }
+        if self.failing.load(Ordering::Relaxed) {
+            tokio::select! {
+                () = tokio::time::sleep(RETRY) => {}
+                () = stopping.cancelled() => {}
+            }
+            return;
+        }
+        // Somebody who waits for the answer is not made to wait for more beats as well.
+        if self.merge.lock().anybody_waits() {
+            return;
+        }
+        tokio::select! {
+            () = self.wake.notified() => {}
+            () = tokio::time::sleep(self.linger) => {}
+            () = stopping.cancelled() => {}
+        }
+    }
+
+    /// Writes a round in batches; what fails in passing is put back. `false` where anything did.
+    async fn write(&self, round: Round, notes: &mut Notes) -> bool {
+        let mut failed: HashSet<Beat> = HashSet::new();
+        let mut error = None;
+        let mut marks: Vec<(Beat, Mark)> = round.marks.into_iter().collect();
+        while !marks.is_empty() {
+            let rest = marks.split_off(marks.len().min(self.batch));
+            let batch = std::mem::replace(&mut marks, rest);
+            let began = std::time::Instant::now();
+            #[expect(clippy::cast_precision_loss, reason = "a histogram; batches are far below 2^52")]
+            metrics::histogram!("headcount_batch_size", "batch" => "beats").record(batch.len() as f64);
+            let outcome = match self.redis.connection() {
+                Ok(connection) => self.write_batch(&connection, batch, notes).await,
+                Err(cause) => Outcome { error: Some(cause), again: batch, refused: Vec::new() },
+            };
+            metrics::histogram!("headcount_batch_duration_seconds", "store" => "redis", "batch" => "beats")
+                .record(began.elapsed().as_secs_f64());
+            failed.extend(outcome.again.iter().map(|(beat, _)| beat.clone()));
+            failed.extend(outcome.refused);
+            self.merge.lock().put_back(outcome.again);
+            error = outcome.error.or(error);
+        }
+        for (beat, answer) in round.waiting {
+            let result = match &error {
+                Some(error) if failed.contains(&beat) => Err(error.clone()),
+                _ => Ok(()),
+            };
+            // A caller that gave up waiting is no failure.
+            let _ = answer.send(result);
+        }
+        error.is_none_or(|error| !error.is_transient())
+    }
+
+    async fn write_batch(
+        &self,
+        connection: &Connection,
+        batch: Vec<(Beat, Mark)>,
+        notes: &mut Notes,
+    ) -> Outcome {
+        notes.belong_to(connection.epoch());
+        let mut formed = self.form.form(connection, batch, notes);
+        let mut sent = self.redis.clock().monotonic();
+        // The process may have been stopped meanwhile: by then other instances have gone on.
+        while sent.saturating_sub(formed.at) > LATE {
+            let batch = formed.groups.into_iter().flat_map(Group::into_marks).collect();
+            formed = self.form.form(connection, batch, notes);
+            sent = self.redis.clock().monotonic();
+        }
+        let values = match connection.pipe(formed.commands).await {
+            Ok(values) => values,
+            Err(error) => {
+                let again = formed.groups.into_iter().flat_map(Group::into_marks).collect();
+                return Outcome { error: Some(error), again, refused: Vec::new() };
+            }
+        };
+        let timely = self.redis.clock().monotonic().saturating_sub(sent) <= LATE;
+        let mut outcome = Outcome::default();
+        let mut values = values.into_iter();
+        for partition in formed.since {
+            let told = take_ok(&mut values, 1);
+            if timely && told.is_ok() {
+                notes.since_told(partition, sent);
+            }
+        }
+        let mut register_again = Vec::new();
+        for group in formed.groups {
+            match take_ok(&mut values, group.commands) {
+                Ok(()) if timely => {
+                    if group.registers {
+                        notes.registered(&group.video, sent);
+                    }
+                    if group.expires {
+                        notes.expiry_set(&group.video, group.shard, sent);
+                    }
+                }
+                // What was registered so long ago may have been swept away since: once more, at once.
+                Ok(()) => {
+                    register_again.push(self.form.zadd(&group.video));
+                    register_again.push(self.form.expire(&group.video, group.shard));
+                }
+                Err(error) if error.is_transient() => {
+                    outcome.again.extend(group.into_marks());
+                    outcome.error = Some(error);
+                }
+                Err(error) => {
+                    tracing::error!(video.id = %group.video, error = %error, "redis refused beats for good");
+                    outcome.refused.extend(group.into_marks().map(|(beat, _)| beat));
+                    outcome.error.get_or_insert(error);
+                }
+            }
+        }
+        if !register_again.is_empty()
+            && let Err(error) = connection.pipe(register_again).await
+        {
+            tracing::debug!(error = %error, "late beats were not registered again");
+        }
+        outcome
+    }
+}
+
+/// What came of a batch.
+#[derive(Default)]
+struct Outcome {
+    error: Option<StoreError>,
+    /// To be written again.
+    again: Vec<(Beat, Mark)>,
+    /// Not to be written again: asking again won't help.
+    refused: Vec<Beat>,
+}
+
+/// Takes the answers to `count` commands; the first refusal stands for all.
+fn take_ok(values: &mut impl Iterator<Item = Value>, count: usize) -> Result<(), StoreError> {
+    let mut result = Ok(());
+    for value in values.take(count) {
+        if let Err(error) = reply::<Value>(value) {
+            result = result.and(Err(error));
+        }
+    }
+    result
+}

@@ -1,0 +1,320 @@
+//! Every metric the service writes: its name, its kind, its unit and what it tells, in one table.
+//!
+//! Code writes a metric by its name where the thing happens; a test holds those names against this
+//! table. No label ever carries an id: there are as many series on the first day as on the last.
+
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use async_trait::async_trait;
+use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, histogram};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+
+use crate::{error::StoreError, jobs::Job};
+
+/// What a metric is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Only grows, and begins at 0 with the process.
+    Counter,
+    /// Goes up and down. Not there before it is known: a 0 would be made up.
+    Gauge,
+    /// How often and how much.
+    Histogram,
+}
+
+/// One metric.
+#[derive(Clone, Copy, Debug)]
+pub struct Metric {
+    /// Its name, unit included.
+    pub name: &'static str,
+    /// What it is.
+    pub kind: Kind,
+    /// The labels it has.
+    pub labels: &'static [&'static str],
+    /// Its `# HELP`.
+    pub help: &'static str,
+}
+
+const fn metric(
+    kind: Kind,
+    name: &'static str,
+    labels: &'static [&'static str],
+    help: &'static str,
+) -> Metric {
+    Metric { name, kind, labels, help }
+}
+
+use Kind::{Counter, Gauge, Histogram};
+
+/// Every metric, by what it is about.
+pub const METRICS: &[Metric] = &[
+    metric(Counter, "headcount_heartbeats_total", &["outcome"], "Heartbeats, by what became of them"),
+    metric(Gauge, "headcount_online_fields", &[], "Viewers kept, of the partitions this instance swept last"),
+    metric(
+        Gauge,
+        "headcount_active_videos",
+        &[],
+        "Videos with viewers, of the partitions this instance swept last",
+    ),
+    metric(Gauge, "headcount_shard_fields_max", &[], "Viewers in the fullest shard the last sweep saw"),
+    metric(Histogram, "headcount_sweep_duration_seconds", &[], "How long the sweep of one partition took"),
+    metric(
+        Counter,
+        "headcount_sweep_removed_total",
+        &[],
+        "Viewers dropped because their last heartbeat was too old",
+    ),
+    metric(
+        Gauge,
+        "headcount_sweep_last_success_timestamp_seconds",
+        &[],
+        "Unix time at which a sweep of this instance last went through",
+    ),
+    metric(
+        Counter,
+        "headcount_count_reads_total",
+        &["kind", "tier"],
+        "Counts read, by where they came from: local, cache, live, stale or unknown",
+    ),
+    metric(Counter, "headcount_plays_total", &["outcome"], "Plays, by what became of them"),
+    metric(Gauge, "headcount_plays_pending", &[], "Plays counted and not yet in the database"),
+    metric(
+        Gauge,
+        "headcount_plays_refused",
+        &[],
+        "Videos whose plays the database refused; each needs an operator",
+    ),
+    metric(Histogram, "headcount_flush_duration_seconds", &[], "How long the flush of one partition took"),
+    metric(
+        Gauge,
+        "headcount_flush_last_success_timestamp_seconds",
+        &[],
+        "Unix time at which a flush of this instance last went through",
+    ),
+    metric(Counter, "headcount_plays_flushed_total", &[], "Plays moved into the database"),
+    metric(Histogram, "headcount_batch_size", &["batch"], "Requests written together"),
+    metric(
+        Histogram,
+        "headcount_batch_duration_seconds",
+        &["store", "batch"],
+        "How long a store took for one batch",
+    ),
+    metric(Gauge, "headcount_queue_depth", &["queue"], "Requests that wait for a store"),
+    metric(
+        Counter,
+        "headcount_lock_lost_total",
+        &[],
+        "Passes that found their lock taken by another instance",
+    ),
+    metric(
+        Gauge,
+        "headcount_clock_skew_seconds",
+        &[],
+        "How far this host's clock is ahead of the store's; nothing is wrong for it, but logs disagree",
+    ),
+    metric(
+        Counter,
+        "headcount_job_failures_total",
+        &["job"],
+        "Runs of a job that failed and are tried again",
+    ),
+    metric(Counter, "headcount_http_requests_total", &["route", "status"], "Requests answered"),
+    metric(Histogram, "headcount_http_request_duration_seconds", &["route"], "How long an answer took"),
+];
+
+/// From half a millisecond to the longest request timeout, so that a p99 can be told within a
+/// factor of 2 everywhere and better where most answers are.
+const SECONDS: [f64; 16] =
+    [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 120.0];
+
+/// Powers of four up to the largest batch.
+const SIZES: [f64; 10] = [1.0, 4.0, 16.0, 64.0, 256.0, 1_024.0, 2_048.0, 4_096.0, 16_384.0, 100_000.0];
+
+/// The process's metrics, for whoever shows them. Clones show the same.
+#[derive(Clone, Debug, Default)]
+pub struct Metrics {
+    handle: Option<PrometheusHandle>,
+}
+
+impl Metrics {
+    /// Metrics that nobody keeps: what is written is dropped.
+    #[must_use]
+    pub fn none() -> Self {
+        Self::default()
+    }
+
+    /// The recorder of this process, installed at the first call. The only global of the program:
+    /// instances that run in one process (in tests) add to the same numbers.
+    ///
+    /// # Errors
+    /// Somebody else has installed a recorder.
+    pub fn install() -> anyhow::Result<Self> {
+        static INSTALLED: OnceLock<Result<PrometheusHandle, String>> = OnceLock::new();
+        let handle = INSTALLED.get_or_init(|| recorder().map_err(|error| format!("{error:#}")));
+        match handle {
+            Ok(handle) => Ok(Self { handle: Some(handle.clone()) }),
+            Err(error) => Err(anyhow::anyhow!("{error}")),
+        }
+    }
+
+    /// All metrics in Prometheus's text format.
+    #[must_use]
+    pub fn render(&self) -> String {
+        self.handle.as_ref().map(PrometheusHandle::render).unwrap_or_default()
+    }
+
+    /// [`Metrics::render`] as the operators' listener takes it.
+    #[must_use]
+    pub fn renderer(&self) -> Arc<dyn Fn() -> String + Send + Sync> {
+        let metrics = self.clone();
+        Arc::new(move || metrics.render())
+    }
+}
+
+fn recorder() -> anyhow::Result<PrometheusHandle> {
+    let handle = PrometheusBuilder::new()
+        .set_buckets_for_metric(Matcher::Suffix("_seconds".into()), &SECONDS)
+        .and_then(|builder| {
+            builder.set_buckets_for_metric(Matcher::Full("headcount_batch_size".into()), &SIZES)
+        })
+        .context("a list of buckets is empty")?
+        .install_recorder()
+        .context("metrics are kept by somebody else in this process")?;
+    for metric in METRICS {
+        describe(metric);
+    }
+    Ok(handle)
+}
+
+fn describe(metric: &Metric) {
+    let unit = if metric.name.ends_with("_seconds") { Unit::Seconds } else { Unit::Count };
+    match metric.kind {
+        Counter => describe_counter!(metric.name, unit, metric.help),
+        Gauge => describe_gauge!(metric.name, unit, metric.help),
+        Histogram => describe_histogram!(metric.name, unit, metric.help),
+    }
+    // What has not happened yet is 0, so that a rate is right from the first event on.
+    match metric.kind {
+        Counter if metric.labels.is_empty() => counter!(metric.name).absolute(0),
+        Histogram if metric.labels.is_empty() => drop(histogram!(metric.name)),
+        _ => {}
+    }
+}
+
+/// Sorts recorded values into their buckets, also when nobody asks for the metrics: they would pile
+/// up in memory.
+#[derive(Debug)]
+pub struct Upkeep(Metrics);
+
+impl Upkeep {
+    /// For these metrics.
+    #[must_use]
+    pub fn of(metrics: &Metrics) -> Self {
+        Self(metrics.clone())
+    }
+}
+
+#[async_trait]
+impl Job for Upkeep {
+    fn name(&self) -> &'static str {
+        "metrics-upkeep"
+    }
+
+    fn first_in(&self) -> Duration {
+        self.every()
+    }
+
+    fn every(&self) -> Duration {
+        Duration::from_secs(5)
+    }
+
+    async fn run(&self) -> Result<Option<Duration>, StoreError> {
+        if let Some(handle) = &self.0.handle {
+            handle.run_upkeep();
+        }
+        Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, path::Path};
+
+    use super::*;
+
+    #[test]
+    fn installing_twice_gives_the_same_metrics() {
+        let first = Metrics::install().unwrap();
+        let second = Metrics::install().unwrap();
+        counter!("headcount_lock_lost_total").increment(1);
+        histogram!("headcount_http_request_duration_seconds", "route" => "/test").record(0.004);
+        histogram!("headcount_batch_size", "batch" => "test").record(3.0);
+        for metrics in [first, second] {
+            let text = metrics.render();
+            for part in [
+                "# HELP headcount_lock_lost_total Passes",
+                "# TYPE headcount_http_request_duration_seconds histogram",
+                "headcount_http_request_duration_seconds_bucket{route=\"/test\",le=\"0.005\"} 1",
+                "headcount_batch_size_bucket{batch=\"test\",le=\"4\"} 1",
+                "headcount_sweep_removed_total 0",
+                "headcount_flush_duration_seconds_count 0",
+            ] {
+                assert!(text.contains(part), "{part:?} is not in\n{text}");
+            }
+            assert!(!text.contains("headcount_plays_pending 0"), "a gauge nobody set isn't there");
+        }
+    }
+
+    #[test]
+    fn without_a_recorder_there_is_nothing_to_show() {
+        assert_eq!(Metrics::none().render(), "");
+    }
+
+    #[test]
+    fn every_metric_in_the_code_is_in_the_table() {
+        let known: BTreeSet<&str> = METRICS.iter().map(|metric| metric.name).collect();
+        assert_eq!(known.len(), METRICS.len(), "a name stands twice");
+        let mut written = BTreeSet::new();
+        collect(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut written);
+        for name in &written {
+            assert!(known.contains(name.as_str()), "{name} is written and not in METRICS");
+        }
+        assert!(written.contains("headcount_queue_depth"), "the search finds nothing: {written:?}");
+    }
+
+    /// The first argument of every `counter!`, `gauge!` and `histogram!` that is a text.
+    fn collect(folder: &Path, names: &mut BTreeSet<String>) {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                collect(&path, names);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = std::fs::read_to_string(&path).unwrap();
+                for call in ["counter!(", "gauge!(", "histogram!("] {
+                    for rest in text.split(call).skip(1) {
+                        if let Some(rest) = rest.trim_start().strip_prefix('"') {
+                            let name = rest.split('"').next().unwrap_or_default();
+                            // What isn't a word is this very search, found by itself.
+                            if name.starts_with(|first: char| first.is_ascii_alphabetic()) {
+                                names.insert(name.to_owned());
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_name_says_its_unit_and_every_metric_says_what_it_tells() {
+        for metric in METRICS {
+            assert!(metric.name.starts_with("headcount_") && !metric.help.is_empty(), "{}", metric.name);
+            assert_eq!(metric.name.ends_with("_total"), metric.kind == Counter, "{}", metric.name);
+            assert!(!metric.labels.iter().any(|label| label.contains("id")), "{}", metric.name);
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! What holds of presence in Redis: several instances, lost data, refused commands, keys and their lives.
+
+use headcount::error::StoreError;
+
+use crate::world::{NOON, World, beat, eventually, secs, video_id, viewer_id};
+
+fn shard_of(world: &World, video: &str, viewer: &str) -> String {
+    let shard = viewer_id(viewer).hash64() & u64::from(world.config.presence.shards - 1);
+    world.key(&format!("video:online:{video}:{shard}"))
+}
+
+/// The keys that live without an expiry, by design.
+fn lives_for_ever(key: &str) -> bool {
+    ["video:active:", "video:rank:", "video:swept:", "video:since:", "video:views:settled:"]
+        .iter()
+        .any(|kind| key.starts_with(kind))
+}
+
+#[tokio::test]
+async fn a_beat_is_a_field_of_its_viewers_shard_with_the_second_it_came() {
+    let world = World::redis().await;
+    world.beat("film", "ann").await;
+    let mut get = redis::cmd("HGET");
+    get.arg(shard_of(&world, "film", "ann")).arg("ann");
+    assert_eq!(world.redis_command::<i64>(&get).await, NOON.secs());
+
+    let mut score = redis::cmd("ZSCORE");
+    let partition = video_id("film").partition();
+    score.arg(world.key(&format!("video:active:{{{partition}}}"))).arg("film");
+    assert_eq!(world.redis_command::<i64>(&score).await, NOON.secs());
+}
+
+#[tokio::test]
+async fn every_key_has_a_life_but_the_few_that_need_none() {
+    let world = World::redis().await;
+    world.beat_all("film", 0..200).await;
+    world.beat("song", "ann").await;
+    world.sweep().await;
+    world.online("film").await;
+    let keys = world.redis_keys().await;
+    assert!(keys.iter().any(|key| key.starts_with("video:online-count:")), "{keys:?}");
+    for key in keys.iter().filter(|key| !lives_for_ever(key)) {
+        let life: i64 = world.redis_command(redis::cmd("TTL").arg(world.key(key))).await;
+        assert!(life > 0, "{key} lives for ever");
+    }
+}
+
+#[tokio::test]
+async fn a_shard_lives_a_window_a_note_and_two_sweeps() {
+    let world = World::redis().await;
+    world.beat("film", "ann").await;
+    let life: u64 = world.redis_command(redis::cmd("TTL").arg(shard_of(&world, "film", "ann"))).await;
+    assert!((740..=750).contains(&life), "{life}");
+}
+
+#[tokio::test]
+async fn reads_store_nothing() {
+    let world = World::redis().await;
+    world.sweep().await;
+    let before = world.redis_keys().await;
+    world.online("never-watched").await;
+    world.stores.presence.top(10).await;
+    world.leave("never-watched", "stranger").await;
+    assert_eq!(world.redis_keys().await, before);
+}
+
+#[tokio::test]
+async fn two_instances_count_together() {
+    let one = World::redis().await;
+    let two = one.another().await;
+    one.beat_all("film", 0..60).await;
+    two.beat_all("film", 40..100).await;
+    assert_eq!(one.swept_count("film").await, Some(100));
+    two.forget_what_was_read();
+    assert_eq!(two.online("film").await.online, Some(100));
+}
+
+/// [S3]
+#[tokio::test]
+async fn a_beat_that_comes_while_a_stale_one_is_swept_stays() {
+    let world = World::redis().await;
+    world.beat("film", "ann").await;
+    world.pass(secs(700));
+    let (beaten, ()) = futures::future::join(world.beat("film", "ann"), world.sweep()).await;
+    assert_eq!(beaten, 1);
+    assert_eq!(world.swept_count("film").await, Some(1));
+}
+
+/// [S4] The look at the registry and the removal from it are one step.
+#[tokio::test]
+async fn a_video_that_is_watched_again_is_not_taken_off_the_registry() {
+    let world = World::redis().await;
+    world.beat("film", "ann").await;
+    world.pass(secs(3_600));
+    for _ in 0..20 {
+        let sweep = world.sweep();
+        let beat = world.beat("film", "ann");
+        futures::future::join(sweep, beat).await;
+        assert_eq!(world.swept_count("film").await, Some(1));
+        assert_eq!(world.stores.presence.top(1).await.videos, [(video_id("film"), 1)]);
+        world.pass(secs(3_600));
+    }
+}
+
+/// [S9]
+#[tokio::test]
+async fn who_sweeps_keeps_the_lock_and_others_wait_for_it() {
+    let one = World::redis().await;
+    let two = one.another().await;
+    one.beat("film", "ann").await;
+    one.sweep().await;
+    let waits: Vec<_> = futures::future::join_all(
+        two.stores.jobs.iter().filter(|job| job.name() == "sweep").map(async |job| job.run().await.unwrap()),
+    )
+    .await;
+    for wait in waits {
+        let wait = wait.expect("refused until the lock runs out").as_secs_f64();
+        assert!((50.0..=63.0).contains(&wait), "{wait}");
+    }
+}
+
+/// [S9, sidekiq-unique-jobs#94]
+#[tokio::test]
+async fn a_stopping_instance_gives_its_own_locks_back_and_no_others() {
+    let one = World::redis().await;
+    let two = one.another().await;
+    one.sweep().await;
+    let lock = one.key("task:lock:sweep:{3}");
+    let () = one.redis_command(redis::cmd("SET").arg(&lock).arg("another's token")).await;
+    for job in one.stores.jobs.iter().chain(&two.stores.jobs) {
+        job.finish().await;
+    }
+    let left: Vec<String> =
+        one.redis_keys().await.into_iter().filter(|key| key.starts_with("task:lock:sweep")).collect();
+    assert_eq!(left, ["task:lock:sweep:{3}"]);
+}
+
+#[tokio::test]
+async fn a_key_of_a_wrong_type_fails_its_own_beats_only() {
+    let world = World::redis().await;
+    let () = world.redis_command(redis::cmd("SET").arg(shard_of(&world, "film", "ann")).arg("x")).await;
+    let results = world
+        .stores
+        .presence
+        .beat_many(vec![beat("film", "ann"), beat("song", "ann"), beat("song", "bob")])
+        .await;
+    assert!(matches!(results[0], Err(StoreError::Unexpected { .. })), "{results:?}");
+    assert!(results[1].is_ok() && results[2].is_ok(), "{results:?}");
+    world.sweep().await;
+    world.forget_what_was_read();
+    assert_eq!(world.online("song").await.online, Some(2));
+}
+
+#[tokio::test]
+async fn fields_that_are_no_numbers_are_swept_away() {
+    let world = World::redis().await;
+    world.beat("film", "ann").await;
+    let key = shard_of(&world, "film", "ann");
+    let () = world.redis_command(redis::cmd("HSET").arg(&key).arg("x").arg("soon").arg("y").arg("")).await;
+    assert_eq!(world.swept_count("film").await, Some(1));
+    let fields: Vec<String> = world.redis_command(redis::cmd("HKEYS").arg(&key)).await;
+    assert_eq!(fields, ["ann"]);
+}
+
+/// Lost data is not the end of the audience.
+#[tokio::test]
+async fn after_redis_lost_everything_low_numbers_are_not_shown_as_fresh() {
+    let world = World::redis().await;
+    world.beat_all("film", 0..1_000).await;
+    assert_eq!(world.swept_count("film").await, Some(1_000));
+    for key in world.redis_keys().await {
+        let () = world.redis_command(redis::cmd("DEL").arg(world.key(&key))).await;
+    }
+    for second in 0..20 {
+        world.pass(secs(6));
+        world.beat_all("film", second * 50..(second + 1) * 50).await;
+        let count = world.online("film").await;
+        assert!(count.stale, "{count:?}");
+        assert!(count.online.is_some_and(|online| online >= 1_000), "{count:?}");
+    }
+    world.pass(secs(60));
+    assert_eq!(world.swept_count("film").await, Some(1_000));
+}
+
+#[tokio::test]
+async fn an_instance_that_never_saw_a_good_number_says_nothing_after_a_loss() {
+    let world = World::redis().await;
+    world.beat_all("film", 0..10).await;
+    let gone = world.key(&format!("video:since:{{{}}}", video_id("film").partition()));
+    let () = world
+        .redis_command(redis::cmd("SET").arg(&gone).arg(format!("{} another-run again", NOON.secs())))
+        .await;
+    let another = world.another().await;
+    world.sweep().await;
+    let count = another.online("film").await;
+    assert_eq!((count.online, count.stale), (None, true));
+}
+
+#[tokio::test]
+async fn scripts_that_redis_lost_are_loaded_again_unnoticed() {
+    let world = World::redis().await;
+    let mut flush = redis::cmd("SCRIPT");
+    flush.arg("FLUSH");
+    for viewer in 0..5 {
+        let () = world.redis_command(&flush).await;
+        world.beat("film", &format!("viewer-{viewer}")).await;
+        world.leave("film", "viewer-0").await;
+    }
+    let () = world.redis_command(&flush).await;
+    assert_eq!(world.swept_count("film").await, Some(4));
+}
+
+#[tokio::test]
+async fn merged_beats_reach_redis_within_a_linger() {
+    let world = World::redis_with(|config| config.presence.ack = headcount::config::Ack::Received).await;
+    world.beat("film", "ann").await;
+    let key = shard_of(&world, "film", "ann");
+    eventually("the beat is stored", async || {
+        world.redis_command::<i64>(redis::cmd("EXISTS").arg(&key)).await == 1
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_stopping_instance_writes_the_beats_it_took() {
+    let world = World::redis_with(|config| {
+        config.presence.ack = headcount::config::Ack::Received;
+        config.presence.linger = secs(2);
+    })
+    .await;
+    world.beat_all("film", 0..500).await;
+    world.lifecycle.stop();
+    world.lifecycle.run().await;
+    let next = world.another().await;
+    assert_eq!(next.swept_count("film").await, Some(500));
+}
+
+#[tokio::test]
+async fn a_video_of_one_shard_is_counted_by_its_length() {
+    let world = World::redis_with(|config| config.presence.shards = 1).await;
+    world.beat_all("film", 0..300).await;
+    assert_eq!(world.swept_count("film").await, Some(300));
+    let keys = world.redis_keys().await;
+    assert!(!keys.iter().any(|key| key.starts_with("video:online-count")), "{keys:?}");
+    world.pass(secs(601));
+    assert_eq!(world.swept_count("film").await, Some(0));
+}

@@ -1,0 +1,271 @@
+//! A service's stores with a clock that a test moves, on either backend.
+
+use std::{sync::Arc, time::Duration};
+
+use headcount::{
+    backend,
+    clock::{ManualClock, Timestamp},
+    config::{self, BackendKind, Config},
+    error::StoreError,
+    ids::{PlayId, UserId, VideoId, ViewerId},
+    lifecycle::Lifecycle,
+    plays::{Play, PlayCount, Recorded},
+    presence::{Beat, OnlineCount},
+};
+use uuid::Uuid;
+
+/// Where every test's clock begins.
+pub const NOON: Timestamp = Timestamp::from_millis(1_735_732_800_000);
+
+/// Longer than any fact a test waits for takes.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The stores of one instance, and what it takes to open another over the same data.
+pub struct World {
+    pub stores: backend::Stores,
+    pub clock: Arc<ManualClock>,
+    pub config: Config,
+    pub lifecycle: Lifecycle,
+    _folder: Arc<tempfile::TempDir>,
+}
+
+impl World {
+    pub async fn embedded() -> Self {
+        Self::embedded_with(|_| {}).await
+    }
+
+    pub async fn redis() -> Self {
+        Self::redis_with(|_| {}).await
+    }
+
+    pub async fn embedded_with(change: impl FnOnce(&mut Config)) -> Self {
+        Self::open(BackendKind::Embedded, change).await
+    }
+
+    pub async fn redis_with(change: impl FnOnce(&mut Config)) -> Self {
+        Self::open(BackendKind::Redis, change).await
+    }
+
+    async fn open(kind: BackendKind, change: impl FnOnce(&mut Config)) -> Self {
+        let folder = Arc::new(tempfile::tempdir().unwrap());
+        let mut config = config::load::load(None, Some(std::collections::HashMap::new())).unwrap().config;
+        config.backend = kind;
+        config.embedded.path = folder.path().join("headcount.db");
+        // A beat is answered when it is stored, so that a test needn't wait for it.
+        config.presence.ack = config::Ack::Stored;
+        config.presence.linger = Duration::from_millis(10);
+        config.redis.batch_min_age = Duration::ZERO;
+        config.redis.deadline = Duration::from_secs(10);
+        if kind == BackendKind::Redis {
+            config.redis.url = config::SecretUrl::new(service("TEST_REDIS_URL"));
+            config.redis.prefix = format!("{}:", Uuid::now_v7().simple());
+            config.postgres.url = config::SecretUrl::new(new_database().await);
+            config.postgres.max_connections = 4;
+        }
+        change(&mut config);
+        Self::start(config, ManualClock::at(NOON), folder).await
+    }
+
+    async fn start(config: Config, clock: Arc<ManualClock>, folder: Arc<tempfile::TempDir>) -> Self {
+        let lifecycle = Lifecycle::new(Duration::ZERO, PATIENCE);
+        let stores = backend::open(&config, &lifecycle, clock.clone()).await.unwrap();
+        let world = Self { stores, clock, config, lifecycle, _folder: folder };
+        eventually("the stores are there", async || {
+            let health = world.stores.health.check().await;
+            health.failed.is_empty() && health.degraded.is_empty()
+        })
+        .await;
+        world
+    }
+
+    /// Another instance over the same data, with the same clock.
+    pub async fn another(&self) -> Self {
+        Self::start(self.config.clone(), self.clock.clone(), self._folder.clone()).await
+    }
+
+    /// Stops this instance as SIGTERM does and opens it again over the same data.
+    pub async fn restarted(self) -> Self {
+        for job in &self.stores.jobs {
+            job.finish().await;
+        }
+        self.lifecycle.stop();
+        self.lifecycle.run().await;
+        let Self { stores, clock, config, _folder, .. } = self;
+        drop(stores);
+        Self::start(config, clock, _folder).await
+    }
+
+    /// The same world with other settings.
+    pub async fn changed(self, change: impl FnOnce(&mut Config)) -> Self {
+        let mut world = self;
+        change(&mut world.config);
+        world.restarted().await
+    }
+
+    pub fn is_redis(&self) -> bool {
+        self.config.backend == BackendKind::Redis
+    }
+
+    pub fn pass(&self, time: Duration) {
+        self.clock.advance(time);
+    }
+
+    /// Lets minutes pass with a sweep in each, as they do in a healthy service.
+    pub async fn pass_swept(&self, minutes: u32) {
+        for _ in 0..minutes {
+            self.clock.advance(secs(60));
+            self.sweep().await;
+        }
+    }
+
+    /// Lets time pass until nothing that was read before is served again.
+    pub fn forget_what_was_read(&self) {
+        self.clock.advance(Duration::from_secs(6));
+    }
+
+    pub async fn try_beat(&self, video: &str, viewer: &str) -> Result<u64, StoreError> {
+        self.stores.presence.beat(beat(video, viewer)).await
+    }
+
+    pub async fn beat(&self, video: &str, viewer: &str) -> u64 {
+        self.try_beat(video, viewer).await.unwrap()
+    }
+
+    /// Beats of many viewers.
+    pub async fn beat_all(&self, video: &str, viewers: impl IntoIterator<Item = u32>) {
+        let beats = viewers.into_iter().map(|viewer| beat(video, &format!("viewer-{viewer}"))).collect();
+        for result in self.stores.presence.beat_many(beats).await {
+            result.unwrap();
+        }
+    }
+
+    pub async fn leave(&self, video: &str, viewer: &str) -> OnlineCount {
+        self.stores.presence.leave(beat(video, viewer)).await.unwrap()
+    }
+
+    /// What a page is told.
+    pub async fn online(&self, video: &str) -> OnlineCount {
+        self.stores.presence.online(&[video_id(video)]).await[0]
+    }
+
+    /// The number after a sweep, read anew.
+    pub async fn swept_count(&self, video: &str) -> Option<u64> {
+        self.sweep().await;
+        self.forget_what_was_read();
+        let count = self.online(video).await;
+        assert!(!count.stale, "{count:?} right after a sweep");
+        count.online
+    }
+
+    /// One sweep of everything, whoever made the last.
+    pub async fn sweep(&self) {
+        if self.is_redis() {
+            let locks: Vec<String> =
+                (0..16).map(|p| format!("{}task:lock:sweep:{{{p}}}", self.config.redis.prefix)).collect();
+            self.redis_command::<i64>(redis::cmd("DEL").arg(locks)).await;
+        }
+        assert!(self.run_jobs("sweep").await > 0);
+    }
+
+    /// Moves all plays to the database, where that is another place.
+    pub async fn flush(&self) {
+        if self.is_redis() {
+            assert!(self.run_jobs("flush").await > 0);
+        }
+    }
+
+    /// Runs the jobs of that name once each and tells how many there are.
+    pub async fn run_jobs(&self, name: &str) -> usize {
+        let jobs: Vec<_> = self.stores.jobs.iter().filter(|job| job.name() == name).collect();
+        for job in &jobs {
+            job.run().await.unwrap();
+        }
+        jobs.len()
+    }
+
+    pub async fn play(&self, video: &str, viewer: Option<&str>, play: Option<&str>) -> Recorded {
+        self.stores.plays.record(a_play(video, viewer, play)).await.unwrap()
+    }
+
+    pub async fn plays(&self, video: &str) -> PlayCount {
+        self.stores.plays.counts(&[video_id(video)]).await[0]
+    }
+
+    /// Sends a command to this world's Redis.
+    pub async fn redis_command<T: redis::FromRedisValue>(&self, command: &redis::Cmd) -> T {
+        let mut connection = self.redis_connection().await;
+        command.query_async(&mut connection).await.unwrap()
+    }
+
+    pub async fn redis_connection(&self) -> redis::aio::MultiplexedConnection {
+        let client = redis::Client::open(self.config.redis.url.expose()).unwrap();
+        client.get_multiplexed_async_connection().await.unwrap()
+    }
+
+    /// Every key of this world, without the prefix.
+    pub async fn redis_keys(&self) -> Vec<String> {
+        let prefix = &self.config.redis.prefix;
+        let mut keys: Vec<String> = self.redis_command(redis::cmd("KEYS").arg(format!("{prefix}*"))).await;
+        keys.sort();
+        keys.into_iter().map(|key| key[prefix.len()..].to_owned()).collect()
+    }
+
+    /// A key with the prefix.
+    pub fn key(&self, name: &str) -> String {
+        format!("{}{name}", self.config.redis.prefix)
+    }
+}
+
+pub fn video_id(video: &str) -> VideoId {
+    VideoId::parse(video).unwrap()
+}
+
+pub fn viewer_id(viewer: &str) -> ViewerId {
+    ViewerId::of_user(&UserId::parse(viewer).unwrap())
+}
+
+pub fn beat(video: &str, viewer: &str) -> Beat {
+    Beat { video: video_id(video), viewer: viewer_id(viewer) }
+}
+
+pub fn a_play(video: &str, viewer: Option<&str>, play: Option<&str>) -> Play {
+    Play {
+        video: video_id(video),
+        viewer: viewer.map(viewer_id),
+        play_id: play.map(|play| PlayId::parse(play).unwrap()),
+    }
+}
+
+pub fn secs(secs: u64) -> Duration {
+    Duration::from_secs(secs)
+}
+
+/// Waits for a fact, for as long as a slow machine may need.
+pub async fn eventually(fact: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let until = tokio::time::Instant::now() + PATIENCE;
+    while !holds().await {
+        assert!(tokio::time::Instant::now() < until, "it never came true: {fact}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// The address of a server that `scripts/with-services` started.
+#[expect(clippy::disallowed_methods, reason = "how scripts/with-services hands servers to tests")]
+pub fn service(variable: &str) -> String {
+    std::env::var(variable).unwrap_or_else(|_| panic!("{variable} is not set: run scripts/test"))
+}
+
+/// A database of its own for one test.
+pub async fn new_database() -> String {
+    use sqlx::{Connection, Executor};
+
+    let server = service("TEST_POSTGRES_URL");
+    let name = format!("test_{}", Uuid::now_v7().simple());
+    let mut connection = sqlx::PgConnection::connect(&server).await.unwrap();
+    let create = sqlx::AssertSqlSafe(format!("create database {name}"));
+    connection.execute(create).await.unwrap();
+    connection.close().await.unwrap();
+    let mut url = url::Url::parse(&server).unwrap();
+    url.set_path(&name);
+    url.to_string()
+}
