@@ -5,6 +5,7 @@
 //! setting.
 
 pub mod api;
+pub mod app;
 pub mod backend;
 pub mod batch;
 pub mod cli;
@@ -19,6 +20,7 @@ pub mod jobs;
 pub mod lifecycle;
 pub mod plays;
 pub mod presence;
+pub mod server;
 pub mod simulate;
 pub mod single_flight;
 pub mod store;

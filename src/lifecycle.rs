@@ -111,6 +111,12 @@ impl Lifecycle {
         self.shared.draining.cancel();
     }
 
+    /// Gives up a start that failed half-way: what was spawned by then may be dropped as it is.
+    pub fn abandon(&self) {
+        self.shared.cut_short.cancel();
+        self.shared.draining.cancel();
+    }
+
     /// The tasks that have not ended, by name.
     #[must_use]
     pub fn running(&self) -> Vec<&'static str> {

@@ -3,6 +3,9 @@
 mod check_config;
 mod doctor;
 mod healthcheck;
+mod migrate;
+mod openapi;
+mod serve;
 
 use std::{
     future::Future,
@@ -14,9 +17,12 @@ use std::{
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 
-use crate::config::{
-    invalid::Invalid,
-    load::{Loaded, load},
+use crate::{
+    config::{
+        invalid::Invalid,
+        load::{Loaded, load},
+    },
+    simulate,
 };
 
 /// How many people are watching this video now, and how often was it played.
@@ -32,12 +38,20 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Run the service (what is done where no command is given).
+    Serve,
+    /// Bring the tables of the database up to date, and say what was missing.
+    Migrate,
     /// Check the settings, and show those that differ from the built-in ones.
     CheckConfig,
     /// Check that the stores are set up so that the promises hold.
     Doctor(doctor::Options),
     /// Ask a running service whether it is ready: 0 if so, else 1.
     Healthcheck(healthcheck::Options),
+    /// Print the OpenAPI document of the HTTP API.
+    Openapi,
+    /// Play an audience against running instances over HTTP, and compare the counts.
+    Simulate(simulate::Options),
 }
 
 /// Bad settings, as bad arguments: the caller has to change something.
@@ -51,7 +65,10 @@ pub fn run(cli: Cli) -> ExitCode {
         Some(Command::CheckConfig) => check_config::run(file),
         Some(Command::Doctor(options)) => doctor::run(file, &options),
         Some(Command::Healthcheck(options)) => healthcheck::run(file, &options),
-        None => Ok(ExitCode::SUCCESS),
+        Some(Command::Migrate) => migrate::run(file),
+        Some(Command::Openapi) => openapi::run(),
+        Some(Command::Simulate(options)) => on_all_cores(simulate::run(options)),
+        Some(Command::Serve) | None => serve::run(file),
     };
     ended.unwrap_or_else(|error| {
         complain(&error);
@@ -85,6 +102,15 @@ fn print(text: &str) -> anyhow::Result<()> {
 /// Runs a command that waits for others, on this thread.
 fn wait_for<T>(task: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("can't start the runtime")?
+        .block_on(task)
+}
+
+/// Runs a command that has a lot to do.
+fn on_all_cores<T>(task: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .context("can't start the runtime")?

@@ -51,6 +51,17 @@ pub enum BackendKind {
     Redis,
 }
 
+impl BackendKind {
+    /// The word that sets it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Embedded => "embedded",
+            Self::Redis => "redis",
+        }
+    }
+}
+
 /// `[server]`
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -8,7 +8,7 @@ use sqlx::{
 };
 
 use super::{Answer, postgres::Facts};
-use crate::config;
+use crate::{config, store::postgres::migrations};
 
 /// An answer that takes longer isn't waited for: a doctor is no request.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -17,8 +17,15 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const CONNECTIONS: usize = 3;
 const ROUNDS: usize = 3;
 
-/// The facts, or why there is no way to this Postgres.
-pub(super) async fn ask(settings: &config::Postgres) -> Answer<Facts> {
+/// The steps of the schema that went through, with their names.
+pub(super) async fn applied_steps(settings: &config::Postgres) -> Answer<Vec<(i64, String)>> {
+    let mut asking = Asking::connect(&options(settings)?).await?;
+    let steps = asking.steps().await?.unwrap_or_default();
+    asking.close().await;
+    Ok(steps.into_iter().filter(|step| step.done).map(|step| (step.number, step.name)).collect())
+}
+
+fn options(settings: &config::Postgres) -> Answer<PgConnectOptions> {
     // The error's own text may repeat the URL, and the URL may hold a password.
     let options = PgConnectOptions::from_str(settings.url.expose())
         .map_err(|_| "the address can't be read".to_owned())?
@@ -26,6 +33,12 @@ pub(super) async fn ask(settings: &config::Postgres) -> Answer<Facts> {
         // A pooler refuses this parameter; no number here is a float.
         .extra_float_digits(None)
         .disable_statement_logging();
+    Ok(options)
+}
+
+/// The facts, or why there is no way to this Postgres.
+pub(super) async fn ask(settings: &config::Postgres) -> Answer<Facts> {
+    let options = options(settings)?;
     let mut first = Asking::connect(&options).await?;
     let facts = Facts {
         version: first.version().await,
@@ -39,13 +52,23 @@ pub(super) async fn ask(settings: &config::Postgres) -> Answer<Facts> {
                  - current_setting('superuser_reserved_connections')::int)::text",
             )
             .await,
-        steps: first.steps().await,
+        steps: first
+            .steps()
+            .await
+            .map(|steps| steps.map(|steps| steps.into_iter().map(|step| (step.number, step.done)).collect())),
         known: known_steps(),
         backends: backends(&options).await,
         prepared: if settings.prepared_statements { Some(prepared(&options).await) } else { None },
     };
     first.close().await;
     Ok(facts)
+}
+
+/// A step of the schema that was tried.
+struct Step {
+    number: i64,
+    name: String,
+    done: bool,
 }
 
 struct Asking {
@@ -83,12 +106,15 @@ impl Asking {
         Ok((number, self.text("select current_setting('server_version')").await?))
     }
 
-    async fn steps(&mut self) -> Answer<Option<Vec<(i64, bool)>>> {
+    /// `None` where the schema was never begun.
+    async fn steps(&mut self) -> Answer<Option<Vec<Step>>> {
         if !self.flag("select (to_regclass('_sqlx_migrations') is not null)::text").await? {
             return Ok(None);
         }
-        let rows = self.rows("select version, success from _sqlx_migrations order by version").await?;
-        let step = |row: &PgRow| Ok((row.try_get(0)?, row.try_get(1)?));
+        let asked = "select version, description, success from _sqlx_migrations order by version";
+        let rows = self.rows(asked).await?;
+        let step =
+            |row: &PgRow| Ok(Step { number: row.try_get(0)?, name: row.try_get(1)?, done: row.try_get(2)? });
         let steps: Result<Vec<_>, sqlx::Error> = rows.iter().map(step).collect();
         steps.map(Some).map_err(|error| error.to_string())
     }
@@ -147,5 +173,5 @@ async fn within<T>(asked: impl Future<Output = Result<T, sqlx::Error>>) -> Answe
 
 /// The steps of the schema that this version has.
 fn known_steps() -> Vec<i64> {
-    Vec::new()
+    migrations().iter().map(|step| step.version).collect()
 }

@@ -77,11 +77,95 @@ fn whole(file: &Path, checked: Answer<Vec<String>>) -> Finding {
 }
 
 async fn quick_check(file: &Path) -> Answer<Vec<String>> {
+    ask(file, "pragma quick_check(10)").await.map(|rows| rows.into_iter().map(|(line,)| line).collect())
+}
+
+/// The steps of the schema that went through, with their names.
+pub(super) async fn applied_steps(settings: &config::Embedded) -> Answer<Vec<(i64, String)>> {
+    let file = locate(&settings.path);
+    if !file.exists() {
+        return Ok(Vec::new());
+    }
+    let tables = "select count(*) from sqlite_master where name = '_sqlx_migrations'";
+    if ask::<(i64,)>(&file, tables).await? != [(1,)] {
+        return Ok(Vec::new());
+    }
+    ask(&file, "select version, description from _sqlx_migrations where success order by version").await
+}
+
+/// Asks without writing, so that a service that has the file isn't disturbed.
+async fn ask<R>(file: &Path, sql: &'static str) -> Answer<Vec<R>>
+where
+    R: for<'row> sqlx::FromRow<'row, sqlx::sqlite::SqliteRow> + Send + Unpin,
+{
     let failed = |error: sqlx::Error| error.to_string();
     let options = SqliteConnectOptions::new().filename(file).read_only(true);
     let mut connection = options.connect().await.map_err(failed)?;
-    let lines =
-        sqlx::query_scalar("pragma quick_check(10)").fetch_all(&mut connection).await.map_err(failed)?;
+    let rows = sqlx::query_as(sql).fetch_all(&mut connection).await.map_err(failed)?;
     connection.close().await.map_err(failed)?;
-    Ok(lines)
+    Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+    use crate::{
+        config::load::load,
+        doctor::{Report, Verdict},
+    };
+
+    fn settings(path: &Path) -> config::Embedded {
+        let variables = [("HEADCOUNT_EMBEDDED__PATH".to_owned(), path.to_str().unwrap().to_owned())];
+        load(None, Some(HashMap::from(variables))).unwrap().config.embedded
+    }
+
+    fn verdict_of(report: &Report, check: &str) -> Verdict {
+        let finding = report.findings.iter().find(|finding| finding.check == check);
+        finding.unwrap_or_else(|| panic!("{check} is missing:\n{}", report.table())).verdict
+    }
+
+    async fn examine_file(path: &Path) -> Report {
+        Report { findings: examine(&settings(path)).await }
+    }
+
+    #[tokio::test]
+    async fn a_file_that_is_not_there_yet_is_fine_where_its_folder_can_be_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let report = examine_file(&folder.path().join("to/be/made/headcount.db")).await;
+        assert_eq!(report.verdict(), Verdict::Ok, "{}", report.table());
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "it leaves nothing behind");
+
+        let report = examine_file("/proc/headcount.db".as_ref()).await;
+        assert_eq!(report.verdict(), Verdict::Problem, "{}", report.table());
+    }
+
+    #[tokio::test]
+    async fn a_whole_file_is_fine_and_a_damaged_one_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("headcount.db");
+        let options = SqliteConnectOptions::new().filename(&file).create_if_missing(true);
+        let mut connection = options.connect().await.unwrap();
+        let fill = "create table filler (text); \
+                    with recursive n(i) as (select 1 union all select i + 1 from n where i < 500) \
+                    insert into filler select printf('%0200d', i) from n";
+        sqlx::raw_sql(fill).execute(&mut connection).await.unwrap();
+        connection.close().await.unwrap();
+        let report = examine_file(folder.path()).await;
+        assert_eq!(report.verdict(), Verdict::Ok, "{}", report.table());
+
+        let mut bytes = std::fs::read(&file).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle..middle + 8_192].fill(0xff);
+        std::fs::write(&file, bytes).unwrap();
+        let report = examine_file(&file).await;
+        assert_eq!(verdict_of(&report, "sqlite integrity"), Verdict::Problem, "{}", report.table());
+    }
+
+    #[tokio::test]
+    async fn steps_of_a_schema_that_was_never_begun_are_none() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(applied_steps(&settings(folder.path())).await, Ok(Vec::new()));
+    }
 }

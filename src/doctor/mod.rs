@@ -87,8 +87,10 @@ pub async fn examine(config: &Config, clock: &dyn Clock) -> Report {
     let findings = match config.backend {
         BackendKind::Embedded => embedded::examine(&config.embedded).await,
         BackendKind::Redis => {
-            let (redis, postgres) =
-                tokio::join!(ask_redis::ask(&config.redis, clock), ask_postgres::ask(&config.postgres));
+            let (redis, postgres) = tokio::join!(
+                Box::pin(ask_redis::ask(&config.redis, clock)),
+                Box::pin(ask_postgres::ask(&config.postgres))
+            );
             let mut findings = match redis {
                 Ok(facts) => redis::judge(&facts, &config.redis),
                 Err(reason) => vec![unreachable("redis", "redis.url", &config.redis.url.redacted(), &reason)],
@@ -103,6 +105,17 @@ pub async fn examine(config: &Config, clock: &dyn Clock) -> Report {
         }
     };
     Report { findings }
+}
+
+/// The steps of the schema that went through, with their names.
+///
+/// # Errors
+/// The database can't be asked.
+pub async fn applied_steps(config: &Config) -> Result<Vec<(i64, String)>, String> {
+    match config.backend {
+        BackendKind::Embedded => embedded::applied_steps(&config.embedded).await,
+        BackendKind::Redis => ask_postgres::applied_steps(&config.postgres).await,
+    }
 }
 
 fn unreachable(check: &'static str, setting: &str, address: &str, reason: &str) -> Finding {

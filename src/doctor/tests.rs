@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use super::{Answer, Finding, Report, Verdict, embedded, postgres, redis};
+use super::{Answer, Finding, Report, Verdict, postgres, redis};
 use crate::config::{self, Config, load::load};
 
 fn settings(variables: &[(&str, &str)]) -> Config {
@@ -288,44 +288,4 @@ fn a_report_is_as_bad_as_its_worst_finding_and_tells_all() {
     let json: serde_json::Value = serde_json::from_str(&report.json()).unwrap();
     assert_eq!(json["verdict"], "warning");
     assert_eq!(json["findings"][2]["advice"], "light it");
-}
-
-async fn examine_file(path: &std::path::Path) -> Report {
-    let config = settings(&[("HEADCOUNT_EMBEDDED__PATH", path.to_str().unwrap())]);
-    Report { findings: embedded::examine(&config.embedded).await }
-}
-
-#[tokio::test]
-async fn a_file_that_is_not_there_yet_is_fine_where_its_folder_can_be_written() {
-    let folder = tempfile::tempdir().unwrap();
-    let report = examine_file(&folder.path().join("to/be/made/headcount.db")).await;
-    assert_eq!(report.verdict(), Verdict::Ok, "{}", report.table());
-    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "it leaves nothing behind");
-
-    let report = examine_file("/proc/headcount.db".as_ref()).await;
-    assert_eq!(report.verdict(), Verdict::Problem, "{}", report.table());
-}
-
-#[tokio::test]
-async fn a_whole_file_is_fine_and_a_damaged_one_is_not() {
-    use sqlx::{ConnectOptions as _, Connection as _, sqlite::SqliteConnectOptions};
-
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("headcount.db");
-    let options = SqliteConnectOptions::new().filename(&file).create_if_missing(true);
-    let mut connection = options.connect().await.unwrap();
-    let fill = "create table filler (text); \
-                with recursive n(i) as (select 1 union all select i + 1 from n where i < 500) \
-                insert into filler select printf('%0200d', i) from n";
-    sqlx::raw_sql(fill).execute(&mut connection).await.unwrap();
-    connection.close().await.unwrap();
-    let report = examine_file(folder.path()).await;
-    assert_eq!(report.verdict(), Verdict::Ok, "{}", report.table());
-
-    let mut bytes = std::fs::read(&file).unwrap();
-    let middle = bytes.len() / 2;
-    bytes[middle..middle + 8_192].fill(0xff);
-    std::fs::write(&file, bytes).unwrap();
-    let report = examine_file(&file).await;
-    assert_eq!(verdict_of(&report.findings, "sqlite integrity"), Verdict::Problem, "{}", report.table());
 }

@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
 
 use super::{Finding, Verdict, examine};
 use crate::{clock::Clock, config::Config, error::StoreError, jobs::Job};
@@ -13,14 +14,16 @@ use crate::{clock::Clock, config::Config, error::StoreError, jobs::Job};
 pub struct Watching {
     config: Config,
     clock: Arc<dyn Clock>,
+    draining: CancellationToken,
     told: Mutex<Vec<(&'static str, Verdict)>>,
 }
 
 impl Watching {
-    /// Over the stores of these settings.
+    /// Over the stores of these settings. An examination under way ends with `draining`: a store
+    /// that doesn't answer must not hold up the stop.
     #[must_use]
-    pub fn new(config: &Config, clock: Arc<dyn Clock>) -> Self {
-        Self { config: config.clone(), clock, told: Mutex::default() }
+    pub fn new(config: &Config, clock: Arc<dyn Clock>, draining: CancellationToken) -> Self {
+        Self { config: config.clone(), clock, draining, told: Mutex::default() }
     }
 
     fn tell(&self, findings: &[Finding]) {
@@ -82,8 +85,10 @@ impl Job for Watching {
     }
 
     async fn run(&self) -> Result<Option<Duration>, StoreError> {
-        let report = examine(&self.config, self.clock.as_ref()).await;
-        self.tell(&report.findings);
+        let examining = examine(&self.config, self.clock.as_ref());
+        if let Some(report) = self.draining.run_until_cancelled(examining).await {
+            self.tell(&report.findings);
+        }
         Ok(None)
     }
 }
@@ -101,7 +106,8 @@ mod tests {
     #[test]
     fn only_what_is_new_is_logged() {
         let config = load(None, Some(HashMap::new())).unwrap().config;
-        let watching = Watching::new(&config, ManualClock::at(Timestamp::from_secs(0)));
+        let watching =
+            Watching::new(&config, ManualClock::at(Timestamp::from_secs(0)), CancellationToken::new());
         let bad = Finding::problem("redis role", "it is a replica", "point redis.url at the primary");
         let good = Finding::ok("redis role", "it is a primary");
         let lines = crate::telemetry::capture();

@@ -276,11 +276,23 @@ impl Pass<'_> {
     /// Stores counts, and takes off the registry who has had no viewer for a window.
     async fn store(&self, counted: &[(&VideoId, i64, Walked)], began: Timestamp) -> Result<(), StoreError> {
         let keys = self.sweep.redis.keys();
+        let active = keys.active(self.sweep.partition);
+        let now = self.sweep.redis.clock().now();
         let mut commands = Vec::new();
-        for (video, _, walked) in counted {
+        for (video, score, walked) in counted {
+            // A time in the future becomes the present, or the video would stay for the jump's length.
+            if *score > now.secs() {
+                let mut clamp = redis::cmd("ZADD");
+                clamp.arg(&active).arg("XX").arg("LT").arg(now.secs()).arg(video.as_str());
+                commands.push(clamp);
+            }
             if !self.sweep.shards.places(video).is_single() {
-                let args =
-                    [walked.left.to_string(), began.secs().to_string(), COUNT_LIFE.as_secs().to_string()];
+                let args = [
+                    walked.left.to_string(),
+                    began.secs().to_string(),
+                    COUNT_LIFE.as_secs().to_string(),
+                    now.secs().to_string(),
+                ];
                 commands.push(COUNT_STORE.call(&[keys.online_count(video)], &args));
             }
         }
@@ -293,7 +305,7 @@ impl Pass<'_> {
                 .map(|(video, ..)| video.to_string()),
         );
         if leaving.len() > 1 {
-            commands.push(REGISTRY_LEAVE.call(&[keys.active(self.sweep.partition)], &leaving));
+            commands.push(REGISTRY_LEAVE.call(&[active], &leaving));
         }
         for value in self.connection.pipe(commands).await? {
             reply::<i64>(value)?;

@@ -2,7 +2,7 @@
 
 pub mod metrics;
 
-use std::panic::PanicHookInfo;
+use std::{io::IsTerminal as _, panic::PanicHookInfo};
 
 use anyhow::Context as _;
 use tracing_subscriber::EnvFilter;
@@ -15,7 +15,10 @@ use crate::config::{self, LogFormat};
 /// The filter can't be read, or lines are already written by somebody else in this process.
 pub fn start(log: &config::Log) -> anyhow::Result<()> {
     let filter = EnvFilter::builder().parse(&log.filter).context("log.filter can't be read")?;
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let mut lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    if !std::io::stderr().is_terminal() {
+        lines = lines.with_ansi(false);
+    }
     let started = match log.format {
         LogFormat::Text => lines.try_init(),
         LogFormat::Json => lines.json().flatten_event(true).try_init(),

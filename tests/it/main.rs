@@ -3,9 +3,13 @@
 //! `scripts/test` starts the servers; a test's data is its own by key prefix, database or file.
 
 #![expect(clippy::unwrap_used, reason = "a test that can't go on fails")]
-#![expect(missing_docs, reason = "a test binary has no outside")]
+#![expect(unreachable_pub, reason = "a test binary has no outside")]
 
+mod doctor;
+mod drain;
+mod plays_laws;
 mod presence_laws;
 mod presence_redis;
+mod process;
 mod redis_scripts;
 mod world;

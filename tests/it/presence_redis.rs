@@ -91,14 +91,14 @@ async fn a_beat_that_comes_while_a_stale_one_is_swept_stays() {
 async fn a_video_that_is_watched_again_is_not_taken_off_the_registry() {
     let world = World::redis().await;
     world.beat("film", "ann").await;
-    world.pass(secs(3_600));
+    world.pass_swept(13).await;
     for _ in 0..20 {
         let sweep = world.sweep();
         let beat = world.beat("film", "ann");
         futures::future::join(sweep, beat).await;
         assert_eq!(world.swept_count("film").await, Some(1));
         assert_eq!(world.stores.presence.top(1).await.videos, [(video_id("film"), 1)]);
-        world.pass(secs(3_600));
+        world.pass_swept(13).await;
     }
 }
 
@@ -242,6 +242,6 @@ async fn a_video_of_one_shard_is_counted_by_its_length() {
     assert_eq!(world.swept_count("film").await, Some(300));
     let keys = world.redis_keys().await;
     assert!(!keys.iter().any(|key| key.starts_with("video:online-count")), "{keys:?}");
-    world.pass(secs(601));
+    world.pass_swept(11).await;
     assert_eq!(world.swept_count("film").await, Some(0));
 }

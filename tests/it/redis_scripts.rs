@@ -24,6 +24,7 @@ fn text(text: &str) -> Value {
     Value::BulkString(text.as_bytes().to_vec())
 }
 
+#[expect(clippy::too_many_lines, reason = "a table")]
 fn cases() -> Vec<Case> {
     vec![
         Case {
@@ -94,7 +95,7 @@ fn cases() -> Vec<Case> {
             script: "count_store",
             before: &[],
             keys: &["#video:online-count:42"],
-            args: &["7", "5", "600"],
+            args: &["7", "5", "600", "6"],
             answer: Value::Int(1),
             after: ("GET #video:online-count:42", text("7 5")),
         },
@@ -102,7 +103,7 @@ fn cases() -> Vec<Case> {
             script: "count_store",
             before: &["SET #video:online-count:42 7_5"],
             keys: &["#video:online-count:42"],
-            args: &["0", "4", "600"],
+            args: &["0", "4", "600", "6"],
             answer: Value::Int(0),
             after: ("GET #video:online-count:42", text("7 5")),
         },
@@ -110,9 +111,25 @@ fn cases() -> Vec<Case> {
             script: "count_store",
             before: &["SET #video:online-count:42 7_5"],
             keys: &["#video:online-count:42"],
-            args: &["0", "6", "600"],
+            args: &["0", "6", "600", "6"],
             answer: Value::Int(1),
             after: ("EXISTS #video:online-count:42", Value::Int(0)),
+        },
+        Case {
+            script: "count_store",
+            before: &["SET #video:online-count:42 7_5000"],
+            keys: &["#video:online-count:42"],
+            args: &["3", "6", "600", "6"],
+            answer: Value::Int(1),
+            after: ("GET #video:online-count:42", text("3 6")),
+        },
+        Case {
+            script: "since",
+            before: &["SET #video:since:{0} 5000_r1_new"],
+            keys: &["#video:since:{0}"],
+            args: &["r1", "new", "9000"],
+            answer: text("9 r1 again"),
+            after: ("GET #video:since:{0}", text("9 r1 again")),
         },
         Case {
             script: "registry_leave",

@@ -26,7 +26,7 @@ pub struct World {
     pub clock: Arc<ManualClock>,
     pub config: Config,
     pub lifecycle: Lifecycle,
-    _folder: Arc<tempfile::TempDir>,
+    folder: Arc<tempfile::TempDir>,
 }
 
 impl World {
@@ -69,7 +69,7 @@ impl World {
     async fn start(config: Config, clock: Arc<ManualClock>, folder: Arc<tempfile::TempDir>) -> Self {
         let lifecycle = Lifecycle::new(Duration::ZERO, PATIENCE);
         let stores = backend::open(&config, &lifecycle, clock.clone()).await.unwrap();
-        let world = Self { stores, clock, config, lifecycle, _folder: folder };
+        let world = Self { stores, clock, config, lifecycle, folder: folder };
         eventually("the stores are there", async || {
             let health = world.stores.health.check().await;
             health.failed.is_empty() && health.degraded.is_empty()
@@ -80,7 +80,7 @@ impl World {
 
     /// Another instance over the same data, with the same clock.
     pub async fn another(&self) -> Self {
-        Self::start(self.config.clone(), self.clock.clone(), self._folder.clone()).await
+        Self::start(self.config.clone(), self.clock.clone(), self.folder.clone()).await
     }
 
     /// Stops this instance as SIGTERM does and opens it again over the same data.
@@ -90,9 +90,9 @@ impl World {
         }
         self.lifecycle.stop();
         self.lifecycle.run().await;
-        let Self { stores, clock, config, _folder, .. } = self;
+        let Self { stores, clock, config, folder, .. } = self;
         drop(stores);
-        Self::start(config, clock, _folder).await
+        Self::start(config, clock, folder).await
     }
 
     /// The same world with other settings.

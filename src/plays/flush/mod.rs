@@ -102,6 +102,12 @@ impl Flusher {
         Self { redis, ledger, sketches, min_age, claimed }
     }
 
+    /// The database it moves plays to.
+    #[must_use]
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
     /// Brings one batch of a partition as far as it goes. Safe to run again after a failure at any
     /// point, and by several at once.
     ///

@@ -124,7 +124,7 @@ impl Entry {
 
     /// Whether the number at hand was read after `asked`, so that it needn't be read again.
     pub(super) fn read_since(&self, asked: Duration) -> Option<OnlineCount> {
-        self.state.lock().shown.filter(|(_, since)| *since > asked).map(|(shown, _)| shown)
+        self.state.lock().shown.filter(|(_, since)| *since >= asked).map(|(shown, _)| shown)
     }
 
     /// A viewer beat: the number is at least 1 from now on.

@@ -24,6 +24,7 @@ use crate::{
     store::{
         keys::Keys,
         redis::{Connection, Redis, reply},
+        time::TOLERATED_SKEW,
     },
 };
 
@@ -291,9 +292,10 @@ impl Reader {
         (complete && self.is_recent(began, now)).then_some((viewers, began))
     }
 
-    /// Within two sweeps; a second more for what was rounded off the stored time.
+    /// Within two sweeps; a second more for what was rounded off the stored time. A time in the
+    /// future was stored before the clock was set back and says nothing.
     fn is_recent(&self, began: Timestamp, now: Timestamp) -> bool {
-        now.since(began) < self.sweep_every * 2 + Duration::from_secs(1)
+        began <= now + TOLERATED_SKEW && now.since(began) < self.sweep_every * 2 + Duration::from_secs(1)
     }
 
     /// When the last full sweep of each partition began and whether any of them can't be trusted.

@@ -2,6 +2,7 @@
 --
 -- Redis that restarted, or another node that took over, may hold older data than was written; and
 -- data may be gone. Whoever notices first dates the gap; readers then mistrust low numbers for a while.
+-- A stamp from the future (the clock was set back) becomes one of now, or they would do so for long.
 --
 -- KEYS
 --   [1] string: "<Unix seconds> <run id> <new|again>"
@@ -16,15 +17,15 @@
 assert(#KEYS == 1, 'since: want 1 key')
 assert(#ARGV == 3, 'since: want 3 args')
 
+local now = ARGV[3] == '' and redis.call('TIME')[1] or string.format('%d', ARGV[3] / 1000)
 local stored = redis.call('GET', KEYS[1])
 if stored and ARGV[2] ~= 'reset' then
-  local run = string.match(stored, '^%d+ (%S+) %a+$')
-  if run == ARGV[1] then
+  local at, run = string.match(stored, '^(%d+) (%S+) %a+$')
+  if run == ARGV[1] and tonumber(at) <= tonumber(now) + 2 then
     return stored
   end
 end
 
-local now = ARGV[3] == '' and redis.call('TIME')[1] or string.format('%d', ARGV[3] / 1000)
 local kind = 'again'
 if not stored and ARGV[2] == 'new' then
   kind = 'new'

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Plays, Proxy, World, eventually, play, proxy::Way, video, world};
+use super::{OwnRedis, Plays, Proxy, World, eventually, play, proxy::Way, video, world};
 use crate::{
     clock::{SystemClock, Timestamp},
     config::{Ack, Config, SecretUrl},
@@ -96,10 +96,8 @@ async fn beyond_max_pending_plays_are_refused_at_once() {
 
 #[tokio::test]
 async fn out_of_memory_is_unavailable_for_plays_and_the_flush_still_makes_room() {
-    let server = super::server::OwnRedis::start().await;
-    let mut config = world::settings().await;
-    config.redis.url = SecretUrl::new(server.url());
-    let world = World::open(config.clone(), config, SystemClock::start()).await;
+    let server = OwnRedis::start().await;
+    let world = World::with(|config| config.redis.url = SecretUrl::new(server.url())).await;
     world.record(play("1", "ann", "")).await.unwrap();
     world.ask::<String>("CONFIG SET maxmemory 1").await;
     let result = world.record(play("1", "ben", "")).await;

@@ -2,6 +2,7 @@
 //! `scripts/with-services` starts both. Each test has a key prefix and a database of its own.
 
 mod faults;
+mod flush;
 mod proxy;
 mod record;
 mod scripts;
@@ -10,6 +11,7 @@ mod world;
 
 use self::{
     proxy::Proxy,
+    server::OwnRedis,
     world::{World, eventually, play, video},
 };
 use crate::plays::Plays;

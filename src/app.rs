@@ -1,0 +1,139 @@
+//! The whole program as a function: settings, listeners, lifecycle and clock come in, so that a test
+//! runs what production runs.
+//!
+//! What starts here stops in the order of `lifecycle::Phase`: listeners, writers, jobs, connections.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use anyhow::Context as _;
+use tokio::net::TcpListener;
+
+use crate::{
+    api::{self, AppState, Parts},
+    backend,
+    clock::Clock,
+    config::{BackendKind, Config},
+    doctor, jobs,
+    jobs::{Job, Watch},
+    lifecycle::{Lifecycle, Phase, Stopped},
+    server,
+    telemetry::metrics::{Metrics, Upkeep},
+    videos::Catalog,
+};
+
+/// What operators have under way when everything else has stopped: a scrape, a probe.
+const OPERATORS_PATIENCE: Duration = Duration::from_secs(1);
+
+/// The two sockets.
+#[derive(Debug)]
+pub struct Listeners {
+    /// For players and pages.
+    pub public: TcpListener,
+    /// For operators.
+    pub ops: TcpListener,
+}
+
+impl Listeners {
+    /// Listens at the addresses of the settings.
+    ///
+    /// # Errors
+    /// One of them can't be had.
+    pub async fn bind(config: &Config) -> anyhow::Result<Self> {
+        let public = listen("server.listen", config.server.listen).await?;
+        let ops = listen("ops.listen", config.ops.listen).await?;
+        Ok(Self { public, ops })
+    }
+}
+
+async fn listen(setting: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| format!("{setting}: can't listen at {address}"))
+}
+
+/// Runs the service until `lifecycle` is asked to stop, and tells how it ended.
+///
+/// # Errors
+/// The stores can't be opened; nothing was taken.
+pub async fn serve(
+    config: Config,
+    listeners: Listeners,
+    lifecycle: Lifecycle,
+    clock: Arc<dyn Clock>,
+    metrics: Metrics,
+) -> anyhow::Result<Stopped> {
+    let draining = lifecycle.draining();
+    let opening = backend::open(&config, &lifecycle, clock.clone());
+    // Stores may take their time; a stop doesn't wait for them.
+    let Some(stores) = draining.run_until_cancelled(opening).await else {
+        return Ok(lifecycle.run().await);
+    };
+    let stores = stores
+        .inspect_err(|_| lifecycle.abandon())
+        .with_context(|| format!("can't open the {} backend", config.backend.name()))?;
+
+    let watch = Watch::default();
+    let mut jobs = stores.jobs;
+    jobs.push(Arc::new(Upkeep::of(&metrics)));
+    if config.backend == BackendKind::Redis {
+        jobs.push(Arc::new(doctor::Watching::new(&config, clock.clone(), draining.clone())) as Arc<dyn Job>);
+    }
+    for job in jobs {
+        jobs::start(&lifecycle, &watch, job);
+    }
+
+    let state = AppState::new(Parts {
+        presence: stores.presence,
+        plays: stores.plays,
+        videos: Catalog::new(stores.videos, config.videos.unknown, clock.clone()),
+        health: stores.health,
+        jobs: watch,
+        draining,
+        clock,
+        identity: config.presence.identity,
+        window: config.presence.window,
+        request_timeout: config.server.request_timeout,
+    });
+    announce(&config, &listeners)?;
+    lifecycle.spawn(
+        Phase::Http,
+        "http",
+        server::serve(
+            listeners.public,
+            api::public(state.clone()),
+            lifecycle.stopping(Phase::Http),
+            patience(&config),
+        ),
+    );
+    // Up until the end, so that probes and scrapes see the drain.
+    lifecycle.spawn(
+        Phase::Links,
+        "operators-http",
+        server::serve(
+            listeners.ops,
+            api::operators(state, metrics.renderer()),
+            lifecycle.stopping(Phase::Links),
+            OPERATORS_PATIENCE,
+        ),
+    );
+    Ok(lifecycle.run().await)
+}
+
+/// How long the stop waits for requests: each ends within its timeout, but the last batch and the
+/// last flush need time as well.
+fn patience(config: &Config) -> Duration {
+    let left = config.server.drain.saturating_sub(config.server.drain_delay);
+    (config.server.request_timeout + Duration::from_millis(500)).min(left / 2)
+}
+
+fn announce(config: &Config, listeners: &Listeners) -> anyhow::Result<()> {
+    let public = listeners.public.local_addr().context("server.listen is gone")?;
+    let ops = listeners.ops.local_addr().context("ops.listen is gone")?;
+    let backend = config.backend.name();
+    tracing::info!(
+        server.listen = %public,
+        ops.listen = %ops,
+        backend,
+        "headcount {} listens at http://{public}, for operators at http://{ops}, backend {backend}",
+        env!("CARGO_PKG_VERSION")
+    );
+    Ok(())
+}
