@@ -123,7 +123,7 @@ fn schema(facts: &Facts, settings: &config::Postgres) -> Finding {
     if !missing.is_empty() {
         let found = format!("step {} is missing", list(&missing));
         return if settings.migrate {
-            Finding::warning(CHECK, found, "nothing: the next start applies it (postgres.migrate)")
+            Finding::ok(CHECK, format!("{found}; the next start applies it (postgres.migrate)"))
         } else {
             Finding::problem(CHECK, found, "run `headcount migrate`")
         };

@@ -1,12 +1,14 @@
 //! What the settings promise: three layers, no unknown name, no wrong value, no secret shown.
 
+mod documentation;
+
 use std::{collections::HashMap, io::Write as _, time::Duration};
 
 use super::{
     Ack, BackendKind, SecretUrl,
     invalid::Invalid,
-    load::{DEFAULTS, Loaded, load},
-    settings::{SETTINGS, allowed},
+    load::{Loaded, load},
+    settings::allowed,
 };
 
 fn with(variables: &[(&str, &str)]) -> Result<Loaded, Invalid> {
@@ -34,31 +36,6 @@ fn the_defaults_are_good_and_warn_of_nothing() {
     assert_eq!(loaded.config.backend, BackendKind::Embedded);
     assert_eq!(loaded.config.presence.window, Duration::from_secs(600));
     assert!(loaded.warnings.is_empty() && loaded.given.is_empty(), "{loaded:?}");
-}
-
-#[test]
-fn the_file_of_defaults_and_the_table_name_the_same_settings_in_the_same_order() {
-    // That the types name them too is told by loading: no field has a default, and none may be new.
-    let mut section = String::new();
-    let mut named = Vec::new();
-    for line in DEFAULTS.lines() {
-        if let Some(name) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
-            section = format!("{name}.");
-        } else if let Some((name, _)) = line.split_once(" = ").filter(|_| !line.starts_with('#')) {
-            named.push(format!("{section}{name}"));
-        }
-    }
-    let known: Vec<&str> = SETTINGS.iter().map(|(name, _)| *name).collect();
-    assert_eq!(named, known);
-}
-
-#[test]
-fn every_setting_is_explained_right_above_it() {
-    let lines: Vec<&str> = DEFAULTS.lines().collect();
-    for pair in lines.windows(2) {
-        let is_setting = pair[1].contains(" = ") && !pair[1].starts_with('#');
-        assert!(!is_setting || pair[0].starts_with('#'), "no comment above {:?}", pair[1]);
-    }
 }
 
 #[test]
