@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use crate::{
     clock::Clock,
     config::{BackendKind, Config},
+    error::Part,
     health::{Health, HealthCheck},
     jobs::Job,
     lifecycle::Lifecycle,
@@ -110,9 +111,11 @@ struct RedisHealth {
 impl HealthCheck for RedisHealth {
     async fn check(&self) -> Health {
         let (redis, postgres) = tokio::join!(probe::probe(&self.redis), self.postgres.ping());
+        // Without its schema it answers, and nothing can be read or flushed.
+        let degraded = postgres.is_err() || !self.postgres.is_migrated();
         Health {
             failed: redis.err().into_iter().collect(),
-            degraded: postgres.err().map(|error| error.part()).into_iter().collect(),
+            degraded: degraded.then_some(Part::Postgres).into_iter().collect(),
         }
     }
 }

@@ -26,7 +26,7 @@ impl Timestamp {
 
     /// From seconds since the Unix epoch.
     #[must_use]
-    pub fn from_secs(secs: i64) -> Self {
+    pub const fn from_secs(secs: i64) -> Self {
         Self(secs.saturating_mul(1_000))
     }
 

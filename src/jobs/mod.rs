@@ -119,7 +119,7 @@ async fn run_once(job: &dyn Job, failing: &mut bool) -> Duration {
             wait.unwrap_or(job.every())
         }
         Err(error) => {
-            metrics::counter!("headcount_job_failures_total", "job" => name).increment(1);
+            metrics::counter!("headcount_job_failures_total", "task" => name).increment(1);
             if !std::mem::replace(failing, true) {
                 tracing::warn!(job = name, error = %error, "{name} failed and will be tried on");
             }

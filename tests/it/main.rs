@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that can't go on fails")]
 #![expect(unreachable_pub, reason = "a test binary has no outside")]
 
+mod delivery;
 mod doctor;
 mod drain;
 mod plays_laws;

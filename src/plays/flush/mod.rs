@@ -108,6 +108,12 @@ impl Flusher {
         &self.ledger
     }
 
+    /// What keeps unique viewers.
+    #[must_use]
+    pub fn sketches(&self) -> &Sketches {
+        &self.sketches
+    }
+
     /// Brings one batch of a partition as far as it goes. Safe to run again after a failure at any
     /// point, and by several at once.
     ///

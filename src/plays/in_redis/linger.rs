@@ -35,7 +35,8 @@ const LAST_TRIES: Duration = Duration::from_secs(5);
 pub(super) struct Linger {
     writer: Arc<Writer>,
     bounds: Bounds,
-    linger: Duration,
+    /// `plays.linger`.
+    longest: Duration,
     queue: Mutex<Queue>,
     woken: Notify,
 }
@@ -57,7 +58,7 @@ impl Linger {
         linger: Duration,
     ) -> Arc<Self> {
         let queue = Mutex::default();
-        let this = Arc::new(Self { writer, bounds, linger, queue, woken: Notify::new() });
+        let this = Arc::new(Self { writer, bounds, longest: linger, queue, woken: Notify::new() });
         let stopping = lifecycle.stopping(Phase::Writers);
         lifecycle.spawn(Phase::Writers, NAME, this.clone().work(stopping));
         this
@@ -74,7 +75,7 @@ impl Linger {
             return Err(StoreError::Full { part: Part::Redis, queue: NAME });
         }
         let oldest = queue.sending_since.or(queue.waiting.front().map(|(_, since)| *since));
-        if oldest.is_some_and(|since| now.saturating_duration_since(since) > self.linger) {
+        if oldest.is_some_and(|since| now.saturating_duration_since(since) > self.longest) {
             return Err(StoreError::unavailable(Part::Redis, "plays wait longer than plays.linger"));
         }
         queue.waiting.push_back((play, now));
@@ -86,7 +87,7 @@ impl Linger {
 
     async fn work(self: Arc<Self>, stopping: CancellationToken) {
         loop {
-            let due = self.queue.lock().waiting.front().map(|(_, since)| *since + self.linger / 2);
+            let due = self.queue.lock().waiting.front().map(|(_, since)| *since + self.longest / 2);
             tokio::select! {
                 biased;
                 () = stopping.cancelled() => break,
@@ -139,7 +140,7 @@ impl Linger {
             let mut queue = self.queue.lock();
             let oldest = queue.waiting.front().map(|(_, since)| *since);
             let full = queue.waiting.len() >= self.bounds.batch;
-            if !full && !queue.closed && oldest.is_none_or(|since| since.elapsed() < self.linger / 2) {
+            if !full && !queue.closed && oldest.is_none_or(|since| since.elapsed() < self.longest / 2) {
                 return true;
             }
             let count = queue.waiting.len().min(self.bounds.batch);

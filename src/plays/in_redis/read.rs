@@ -4,10 +4,11 @@
 //! `misses` finds out.
 //!
 //! Unique viewers are the larger of what Redis's sketch counts and what the database said when this
-//! instance last asked: at first sight of a video, after an hour, on every new connection to Redis,
-//! and when the sketch counts less than it did. In the steady state the sketch has in it what the
-//! database knows (the flush sees to that) and is the larger one; where Redis lost it, or it ran out,
-//! the database's is. Where neither is known the answer is none, never a made-up 0.
+//! instance last asked: at first sight of a video, after an hour (five minutes where Redis has no
+//! sketch), on every new connection to Redis, and when the sketch counts less than it did. In the
+//! steady state the sketch has in it what the database knows (the flush sees to that) and is the
+//! larger one; where Redis lost it, or it ran out, the database's is. Where neither is known the
+//! answer is none, never a made-up 0.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 

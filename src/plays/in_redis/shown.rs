@@ -15,8 +15,10 @@ use crate::{clock::Timestamp, ids::VideoId, plays::PlayCount, store::time::Store
 /// How long an answer is given again without asking.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// How long what the database said about unique viewers is relied on.
+/// How long what the database said about unique viewers is relied on; shorter where Redis has no
+/// sketch, and so nothing that could show that one came and went.
 const NOTED: Duration = Duration::from_secs(3_600);
+const NOTED_ALONE: Duration = Duration::from_secs(300);
 
 /// What was shown, by video.
 pub(super) struct Shown {
@@ -45,7 +47,7 @@ struct Note {
     epoch: u64,
     /// When it was asked.
     at: Duration,
-    /// The most that Redis's sketch counted since.
+    /// The most that Redis's sketch is known to have counted since.
     sketch: u64,
 }
 
@@ -113,18 +115,22 @@ impl Shown {
             entry.generation += 1;
             entry.answer = None;
             entry.refresh = None;
+            if let Some(note) = &mut entry.note {
+                note.sketch = note.sketch.max(1);
+            }
         }
     }
 
     /// Ends a read: `None` where it failed. Answers what is to be shown, to those who joined as well.
     pub(super) fn finish(&self, refresh: Refresh, found: Option<Found>) -> PlayCount {
         let now = self.clock.monotonic();
-        let mut entry = refresh.entry.lock();
+        let Refresh { entry, generation, began, as_of, answer: others } = refresh;
+        let mut entry = entry.lock();
         let good = entry.good.filter(|(_, at)| now.saturating_sub(*at) <= self.window);
         let answer = match (found, good) {
             (Some(found), Some((good, at))) if Some(found.plays) < good.plays => {
                 // A read that began later has overtaken this one; otherwise the store has gone back.
-                let stale = at < refresh.began;
+                let stale = at < began;
                 PlayCount { stale, ..good }
             }
             (Some(found), good) => {
@@ -132,24 +138,24 @@ impl Shown {
                 let answer = PlayCount {
                     plays: Some(found.plays),
                     unique_viewers: found.unique_viewers.max(known),
-                    as_of: Some(refresh.as_of),
+                    as_of: Some(as_of),
                     stale: false,
                 };
-                if good.is_none_or(|(_, at)| at <= refresh.began) {
-                    entry.good = Some((answer, refresh.began));
+                if good.is_none_or(|(_, at)| at <= began) {
+                    entry.good = Some((answer, began));
                 }
                 answer
             }
             (None, Some((good, _))) => PlayCount { stale: true, ..good },
             (None, None) => PlayCount::UNKNOWN,
         };
-        if entry.generation == refresh.generation {
+        if entry.generation == generation {
             // A failure is not kept: the next read may do better.
-            entry.answer = found.map(|_| (answer, refresh.began));
+            entry.answer = found.map(|_| (answer, began));
             entry.refresh = None;
         }
         drop(entry);
-        refresh.answer.send_replace(Some(answer));
+        others.send_replace(Some(answer));
         answer
     }
 }
@@ -163,7 +169,8 @@ impl Refresh {
         // On another connection, and where the sketch counts less than before, it may have lost what
         // the database knows, and the database may know more than it did.
         let holds = note.epoch == epoch && sketch >= note.sketch;
-        if !holds || self.began.saturating_sub(note.at) > NOTED {
+        let life = if sketch == 0 { NOTED_ALONE } else { NOTED };
+        if !holds || self.began.saturating_sub(note.at) > life {
             return None;
         }
         note.sketch = sketch;
@@ -179,5 +186,106 @@ impl Refresh {
     /// Unique viewers while the database can't be asked: at least what it said once.
     pub(super) fn viewers_at_least(&self, sketch: u64) -> Option<u64> {
         self.entry.lock().note.as_ref().map(|note| sketch.max(note.viewers))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::ManualClock;
+
+    const NOW: Timestamp = Timestamp::from_secs(1_000_000);
+
+    fn shown() -> (Arc<ManualClock>, Shown, VideoId) {
+        let clock = ManualClock::at(NOW);
+        let store = Arc::new(StoreClock::new(clock.clone(), Duration::from_secs(60)));
+        (clock, Shown::new(store, 1_000, Duration::from_secs(600)), VideoId::parse("1").unwrap())
+    }
+
+    fn asked(shown: &Shown, video: &VideoId) -> Refresh {
+        match shown.look(video) {
+            Look::Ask(refresh) => refresh,
+            Look::Known(count) => panic!("known: {count:?}"),
+            Look::Join(_) => panic!("somebody else asks"),
+        }
+    }
+
+    fn known(shown: &Shown, video: &VideoId) -> Option<u64> {
+        match shown.look(video) {
+            Look::Known(count) => count.plays,
+            _ => None,
+        }
+    }
+
+    fn found(plays: u64) -> Found {
+        Found { plays, unique_viewers: None }
+    }
+
+    #[tokio::test]
+    async fn one_asks_and_the_others_get_its_answer() {
+        let (_, shown, video) = shown();
+        let refresh = asked(&shown, &video);
+        let Look::Join(mut answer) = shown.look(&video) else { panic!("one asks already") };
+        let told = shown.finish(refresh, Some(found(5)));
+        assert_eq!(*answer.wait_for(Option::is_some).await.unwrap(), Some(told));
+        assert_eq!(known(&shown, &video), Some(5));
+    }
+
+    #[test]
+    fn a_read_that_is_given_up_leaves_the_way_to_the_next() {
+        let (_, shown, video) = shown();
+        drop(asked(&shown, &video));
+        shown.finish(asked(&shown, &video), Some(found(5)));
+    }
+
+    #[test]
+    fn a_read_that_a_play_has_overtaken_is_neither_kept_nor_joined() {
+        let (_, shown, video) = shown();
+        let before = asked(&shown, &video);
+        shown.changed(&video);
+        let after = asked(&shown, &video);
+        assert_eq!(
+            shown.finish(before, Some(found(5))).plays,
+            Some(5),
+            "its own caller asked before the play"
+        );
+        assert_eq!(known(&shown, &video), None);
+        shown.finish(after, Some(found(6)));
+        assert_eq!(known(&shown, &video), Some(6));
+    }
+
+    #[test]
+    fn an_overtaken_read_that_ends_last_takes_nothing_back() {
+        let (clock, shown, video) = shown();
+        let before = asked(&shown, &video);
+        clock.advance(Duration::from_millis(5));
+        shown.changed(&video);
+        shown.finish(asked(&shown, &video), Some(found(6)));
+        let told = shown.finish(before, Some(found(5)));
+        assert_eq!((told.plays, told.stale), (Some(6), false));
+        assert_eq!(known(&shown, &video), Some(6));
+    }
+
+    #[test]
+    fn a_failure_is_not_kept() {
+        let (_, shown, video) = shown();
+        assert_eq!(shown.finish(asked(&shown, &video), None), PlayCount::UNKNOWN);
+        shown.finish(asked(&shown, &video), Some(found(5)));
+        assert_eq!(known(&shown, &video), Some(5));
+    }
+
+    #[test]
+    fn the_database_is_asked_again_where_its_word_may_be_old() {
+        let (clock, shown, video) = shown();
+        let refresh = asked(&shown, &video);
+        assert_eq!(refresh.viewers(3, 1), None, "it never was");
+        assert_eq!(refresh.take_note(100, 3, 1), 100);
+        assert_eq!(refresh.viewers(104, 1), Some(104));
+        assert_eq!(refresh.viewers(103, 1), None, "the sketch has lost some");
+        assert_eq!(refresh.viewers(104, 2), None, "another connection");
+        assert_eq!(refresh.viewers_at_least(3), Some(100));
+        shown.finish(refresh, None);
+        clock.advance(NOTED + Duration::from_secs(1));
+        assert_eq!(asked(&shown, &video).viewers(104, 1), None, "too long ago");
     }
 }

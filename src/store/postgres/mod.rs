@@ -8,6 +8,8 @@
 mod keeper;
 mod migrate;
 mod session;
+#[cfg(test)]
+mod tests;
 
 use std::{str::FromStr, sync::Arc, time::Duration};
 

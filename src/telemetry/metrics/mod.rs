@@ -131,7 +131,7 @@ pub const METRICS: &[Metric] = &[
     metric(
         Counter,
         "headcount_job_failures_total",
-        &["job"],
+        &["task"],
         "Runs of a job that failed and are tried again",
     ),
     metric(Counter, "headcount_http_requests_total", &["route", "status"], "Requests answered"),

@@ -85,14 +85,23 @@ impl World {
     /// A world whose service goes by other ways than the test does.
     pub(super) async fn open(direct: Config, config: Config, clock: Arc<dyn Clock>) -> Self {
         let lifecycle = Lifecycle::new(Duration::ZERO, Duration::from_secs(20));
-        let straight = redis_of(&direct, &clock, &lifecycle).await;
-        let rows = Postgres::new(&direct.postgres).unwrap();
-        rows.migrate().await.unwrap();
-        let redis = redis_of(&config, &clock, &lifecycle).await;
         let postgres = Postgres::new(&config.postgres).unwrap();
         postgres.start(&lifecycle);
-        let migrated = || async { postgres.is_migrated() };
-        eventually("the schema is there", migrated).await;
+        eventually("the schema is there", || async { postgres.is_migrated() }).await;
+        Self::open_on(direct, config, clock, postgres, lifecycle).await
+    }
+
+    /// A world on a Postgres that may not be there yet.
+    pub(super) async fn open_on(
+        direct: Config,
+        config: Config,
+        clock: Arc<dyn Clock>,
+        postgres: Postgres,
+        lifecycle: Lifecycle,
+    ) -> Self {
+        let rows = Postgres::new(&direct.postgres).unwrap();
+        let straight = redis_of(&direct, &clock, &lifecycle).await;
+        let redis = redis_of(&config, &clock, &lifecycle).await;
         let plays = RedisPlays::open(&config, &redis, &postgres, &lifecycle);
         Self { config, lifecycle, redis, postgres, plays, direct: straight, rows, clock }
     }
@@ -200,6 +209,12 @@ pub(super) async fn eventually<F: Future<Output = bool>>(what: &str, is_so: impl
 
 pub(super) fn video(id: &str) -> VideoId {
     VideoId::parse(id).unwrap()
+}
+
+/// Another video of the same partition.
+pub(super) fn sibling(id: &str) -> String {
+    let others = (0..10_000).map(|number| format!("sibling{number}"));
+    others.into_iter().find(|other| video(other).partition() == video(id).partition()).unwrap()
 }
 
 /// A play by a viewer, or one with a play id, or both; "" for none.
