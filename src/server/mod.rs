@@ -21,7 +21,7 @@ use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use tokio::{
     net::{TcpListener, TcpStream},
-    time::MissedTickBehavior,
+    time::{Instant, MissedTickBehavior},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::Service as _;
@@ -41,6 +41,9 @@ const MUTE_TICKS: u32 = 2;
 const STOPPING_TICK: Duration = Duration::from_millis(500);
 const STOPPING_TICKS: u32 = 2;
 
+/// A lack of file descriptors is told so often.
+const TELL_AGAIN: Duration = Duration::from_secs(60);
+
 /// How long to wait when no connection can be accepted, most often for lack of file descriptors.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
@@ -49,11 +52,10 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 pub async fn serve(listener: TcpListener, router: Router, stopping: CancellationToken, patience: Duration) {
     let connections = TaskTracker::new();
     let cut_off = CancellationToken::new();
-    let mut failing = false;
+    let mut told: Option<Instant> = None;
     while let Some(accepted) = stopping.run_until_cancelled(listener.accept()).await {
         match accepted {
             Ok((stream, _)) => {
-                failing = false;
                 // A token of its own: polling a shared one takes a lock that all would wait for.
                 let conversation = converse(stream, router.clone(), stopping.child_token());
                 let cut_off = cut_off.clone();
@@ -62,7 +64,9 @@ pub async fn serve(listener: TcpListener, router: Router, stopping: Cancellation
             // The peer was gone before it was our turn.
             Err(error) if is_peers_own(&error) => {}
             Err(error) => {
-                if !std::mem::replace(&mut failing, true) {
+                // At the limit every connection that ends lets one in, so "again" would be said often.
+                if told.is_none_or(|told| told.elapsed() > TELL_AGAIN) {
+                    told = Some(Instant::now());
                     tracing::error!(error = %error, "no connection can be accepted; trying on");
                 }
                 tokio::time::sleep(ACCEPT_AGAIN).await;
@@ -157,7 +161,7 @@ async fn converse(stream: TcpStream, router: Router, stopping: CancellationToken
 
 /// Ticks whose first comes after one period.
 fn ticks(every: Duration) -> tokio::time::Interval {
-    let mut ticks = tokio::time::interval_at(tokio::time::Instant::now() + every, every);
+    let mut ticks = tokio::time::interval_at(Instant::now() + every, every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks
 }

@@ -1,5 +1,7 @@
 //! A small service for the tests: the part of the API that the simulator uses, honest unless told not to be.
 
+#![expect(clippy::disallowed_types, reason = "a fake needs no error bodies")]
+
 use std::{
     collections::{HashMap, HashSet},
     net::SocketAddr,

@@ -39,3 +39,22 @@ impl VideoStore for PostgresVideos {
         Ok(videos.iter().filter(|video| found.contains(video.as_str())).cloned().collect())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_video_exists_when_it_has_a_row() {
+        let settings = crate::store::postgres::tests::settings().await;
+        let postgres = Postgres::new(&settings).unwrap();
+        postgres.migrate().await.unwrap();
+        let insert = "insert into videos (video_id) values ('a'), ('B'), ('c')";
+        postgres.session(Lane::Flush).await.unwrap().execute(sqlx::query(insert)).await.unwrap();
+        let videos = PostgresVideos::new(postgres);
+        let asked = ["A", "B", "c", "d", "c"].map(|id| VideoId::parse(id).unwrap());
+        let existing = videos.existing(&asked).await.unwrap();
+        assert_eq!(existing, HashSet::from([asked[1].clone(), asked[2].clone()]));
+        assert_eq!(videos.existing(&[]).await.unwrap(), HashSet::new());
+    }
+}

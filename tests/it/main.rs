@@ -13,4 +13,5 @@ mod presence_laws;
 mod presence_redis;
 mod process;
 mod redis_scripts;
+mod routes;
 mod world;

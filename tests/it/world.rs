@@ -69,7 +69,7 @@ impl World {
     async fn start(config: Config, clock: Arc<ManualClock>, folder: Arc<tempfile::TempDir>) -> Self {
         let lifecycle = Lifecycle::new(Duration::ZERO, PATIENCE);
         let stores = backend::open(&config, &lifecycle, clock.clone()).await.unwrap();
-        let world = Self { stores, clock, config, lifecycle, folder: folder };
+        let world = Self { stores, clock, config, lifecycle, folder };
         eventually("the stores are there", async || {
             let health = world.stores.health.check().await;
             health.failed.is_empty() && health.degraded.is_empty()

@@ -21,6 +21,9 @@ use crate::{
 /// How long a flush that was killed keeps others from its partition.
 const LEASE: Duration = Duration::from_secs(10);
 
+/// How long a partition that another has is left alone at least.
+const SHORTEST_WAIT: Duration = Duration::from_millis(100);
+
 /// How long the last flush waits, in all, for batches to be old enough.
 const LAST_WAIT: Duration = Duration::from_millis(2_500);
 
@@ -121,6 +124,11 @@ impl FlushJob {
         }
     }
 
+    fn is_a_store_away(&self) -> bool {
+        let postgres = self.flusher.ledger.postgres();
+        postgres.is_down() || !postgres.is_migrated() || self.flusher.redis.connection().is_err()
+    }
+
     fn succeeded(&self) {
         let now = self.flusher.redis.clock().now().secs();
         let mut successes = self.successes.0.lock();
@@ -150,15 +158,21 @@ impl Job for FlushJob {
     }
 
     async fn run(&self) -> Result<Option<Duration>, StoreError> {
-        let ran = self.run_once().await.inspect_err(|_| {
-            metrics::counter!("headcount_flush_failed_total").increment(1);
-        })?;
+        let ran = match self.run_once().await {
+            Ok(ran) => ran,
+            Err(error) => {
+                metrics::counter!("headcount_flush_failed_total").increment(1);
+                // That a store is away is told once, by who keeps the way to it, not once a partition.
+                return if self.is_a_store_away() { Ok(None) } else { Err(error) };
+            }
+        };
         self.succeeded();
         Ok(match ran {
             // The period runs from claim to claim.
             Ran::Done { retaken: true } => Some(self.every.saturating_sub(self.flusher.min_age)),
             Ran::Done { retaken: false } => None,
-            Ran::TooYoung(wait) | Ran::Others(wait) => Some(wait),
+            Ran::TooYoung(wait) => Some(wait),
+            Ran::Others(wait) => Some(wait.max(SHORTEST_WAIT)),
         })
     }
 

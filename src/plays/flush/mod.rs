@@ -43,9 +43,20 @@ pub struct Flusher {
     sketches: Sketches,
     /// How old a batch is before it is applied: on Redis's disk by then.
     min_age: Duration,
-    /// For each partition the batch this process claimed last, and whether more plays were waiting
-    /// than went into it.
-    claimed: [Mutex<Option<(Uuid, bool)>>; PARTITIONS as usize],
+    /// For each partition the batch this process took up last.
+    taken: [Mutex<Option<Taken>>; PARTITIONS as usize],
+}
+
+/// What this process knows of a batch beyond what Redis does.
+#[derive(Clone, Copy, Debug)]
+struct Taken {
+    id: Uuid,
+    /// When this process first held it, on the monotonic clock: it is older than that.
+    since: Duration,
+    /// Whether this process claimed it.
+    mine: bool,
+    /// Whether more plays were waiting than went into it.
+    more: bool,
 }
 
 /// A batch at hand.
@@ -55,7 +66,7 @@ pub struct Claim {
     pub batch: Batch,
     /// How often it was taken up, this time included.
     pub tries: u64,
-    /// How long ago it was claimed, in Redis's time.
+    /// How old it is at least.
     pub age: Duration,
     /// Whether plays were waiting that didn't fit in.
     pub more: bool,
@@ -98,8 +109,8 @@ impl Flusher {
     /// A flusher from this Redis into this database.
     #[must_use]
     pub fn new(redis: Redis, ledger: Ledger, sketches: Sketches, min_age: Duration) -> Self {
-        let claimed = std::array::from_fn(|_| Mutex::new(None));
-        Self { redis, ledger, sketches, min_age, claimed }
+        let taken = std::array::from_fn(|_| Mutex::new(None));
+        Self { redis, ledger, sketches, min_age, taken }
     }
 
     /// The database it moves plays to.
@@ -190,13 +201,23 @@ impl Flusher {
             let key = self.redis.keys().batch(partition);
             StoreError::unexpected(Part::Redis, format!("the batch at {key} can't be read: {answer:?}"))
         })?;
-        let mut claimed = self.claimed[partition.index()].lock();
-        if claim.tries == 1 {
-            *claimed = Some((claim.batch.id, full));
-        }
-        // Of a batch that another claimed it isn't known; looking once too often costs nothing.
-        claim.more = claimed.is_none_or(|(id, more)| id != claim.batch.id || more);
+        self.take(&mut claim, full);
         Ok(Some(claim))
+    }
+
+    /// Adds what this process knows of a batch beyond what Redis does.
+    fn take(&self, claim: &mut Claim, full: bool) {
+        let now = self.redis.clock().monotonic();
+        let mut taken = self.taken[claim.batch.partition.index()].lock();
+        let mine = claim.tries == 1;
+        // Whether another left plays behind isn't known; looking once too often costs nothing.
+        let first = || Taken { id: claim.batch.id, since: now, mine, more: full || !mine };
+        let known = taken.filter(|known| known.id == claim.batch.id).unwrap_or_else(first);
+        *taken = Some(known);
+        claim.more = known.more;
+        // A clock of Redis that was set neither holds a batch up nor lets one through early.
+        let held = now.saturating_sub(known.since);
+        claim.age = if known.mine { held } else { claim.age.max(held) };
     }
 
     /// Takes a batch that is in the database off Redis, if it is still the one at hand.

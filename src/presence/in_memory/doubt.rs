@@ -17,11 +17,6 @@ use crate::{clock::Timestamp, ids::VideoId, store::time::TOLERATED_SKEW};
 /// How seldom a player beats whose browser tab is hidden.
 const HIDDEN_TAB: Duration = Duration::from_secs(60);
 
-/// The time in which everybody who watches has beaten, some for the second time.
-pub(super) fn two_beats(heartbeat_every: Duration) -> Duration {
-    2 * heartbeat_every.max(HIDDEN_TAB)
-}
-
 #[derive(Debug)]
 pub(super) struct Doubt {
     /// Monotonic.
@@ -39,7 +34,7 @@ struct Before {
 impl Doubt {
     /// What a snapshot leaves in doubt that is found at `now`, or at `monotonic` on the other clock.
     pub(super) fn of(found: &Found, settings: &Settings, now: Timestamp, monotonic: Duration) -> Self {
-        let over_after = two_beats(settings.heartbeat_every);
+        let over_after = 2 * settings.heartbeat_every.max(HIDDEN_TAB);
         let lasts = match found.saved {
             _ if found.damaged => over_after,
             None => Duration::ZERO,

@@ -25,7 +25,7 @@ use parking_lot::Mutex;
 use xxhash_rust::xxh3::xxh3_64;
 
 use self::{
-    doubt::{Doubt, two_beats},
+    doubt::Doubt,
     saver::Saver,
     snapshot::Found,
     sweep::{Ranked, Sweep, millis},
@@ -87,7 +87,7 @@ impl InMemoryPresence {
         sqlite: &Sqlite,
         clock: Arc<dyn Clock>,
     ) -> Result<Arc<Self>, StoreError> {
-        let time = StoreClock::new(clock, two_beats(settings.heartbeat_every));
+        let time = StoreClock::new(clock, 2 * settings.heartbeat_every);
         let now = time.follow_host();
         let found = snapshot::load(sqlite).await.map_err(store_error)?;
         let doubt = Doubt::of(&found, &settings, now, time.monotonic());

@@ -18,6 +18,7 @@ use super::{
 use crate::{
     clock::Timestamp,
     config,
+    count_reads::CountReads,
     error::StoreError,
     ids::{Partition, VideoId},
     presence::{OnlineCount, shards::Shards},
@@ -45,6 +46,7 @@ pub(super) struct Reader {
     deadline: Duration,
     sweep_every: Duration,
     longest_beat_interval: Duration,
+    reads: CountReads,
 }
 
 /// Somebody asks how many watch a video.
@@ -83,6 +85,7 @@ impl Reader {
             deadline: config.redis.deadline,
             sweep_every: config.jobs.sweep_every,
             longest_beat_interval: longest,
+            reads: CountReads::of("online"),
         });
         (reader, asked)
     }
@@ -97,8 +100,12 @@ impl Reader {
         let mut found: Vec<Result<OnlineCount, oneshot::Receiver<OnlineCount>>> = Vec::new();
         for video in videos {
             found.push(match self.counts.at_hand(video, now) {
-                AtHand::Fresh(count) => Ok(count),
+                AtHand::Fresh(count) => {
+                    self.reads.local.increment(1);
+                    Ok(count)
+                }
                 AtHand::Refresh(count) => {
+                    self.reads.local.increment(1);
                     if self.ask(video, now, None).is_err() {
                         self.counts.entry(video).not_refreshed();
                     }
@@ -111,9 +118,6 @@ impl Reader {
                 }
             });
         }
-        let tier = if found.iter().all(Result::is_ok) { "local" } else { "cache" };
-        metrics::counter!("headcount_count_reads_total", "kind" => "online", "tier" => tier)
-            .increment(videos.len() as u64);
         let wait_until = tokio::time::Instant::now() + self.deadline;
         let mut counts = Vec::with_capacity(videos.len());
         for (video, found) in videos.iter().zip(found) {
@@ -139,8 +143,8 @@ impl Reader {
 
     fn gone(&self, video: &VideoId) -> OnlineCount {
         let count = self.counts.last_good(video, self.redis.clock().monotonic());
-        let tier = if count.online.is_some() { "stale" } else { "unknown" };
-        metrics::counter!("headcount_count_reads_total", "kind" => "online", "tier" => tier).increment(1);
+        let tier = if count.online.is_some() { &self.reads.stale } else { &self.reads.unknown };
+        tier.increment(1);
         count
     }
 
@@ -222,7 +226,10 @@ impl Reader {
                 reply::<Option<String>>(value).map(|count| self.usable(count.as_deref(), trust, now))
             };
             loaded.push(match counted {
-                Ok(Some((viewers, at))) if trust.swept && !trust.doubtful => Loaded::Fresh(viewers, at),
+                Ok(Some((viewers, at))) if trust.swept && !trust.doubtful => {
+                    self.reads.cache.increment(1);
+                    Loaded::Fresh(viewers, at)
+                }
                 Ok(_) => {
                     live.push(index);
                     Loaded::Gone
@@ -249,8 +256,7 @@ impl Reader {
         if live.is_empty() {
             return;
         }
-        metrics::counter!("headcount_count_reads_total", "kind" => "online", "tier" => "live")
-            .increment(live.len() as u64);
+        self.reads.live.increment(live.len() as u64);
         let places: Vec<_> = live
             .iter()
             .map(|index| (videos[*index].clone(), self.shards.places(&videos[*index]).all()))

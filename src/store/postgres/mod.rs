@@ -9,7 +9,7 @@ mod keeper;
 mod migrate;
 mod session;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::{str::FromStr, sync::Arc, time::Duration};
 

@@ -11,7 +11,8 @@ use crate::{
     error::StoreError,
 };
 
-async fn settings() -> config::Postgres {
+/// The way to an empty database of a test's own.
+pub(crate) async fn settings() -> config::Postgres {
     #[expect(clippy::disallowed_methods, reason = "where the tests' server is")]
     let server = std::env::var("TEST_POSTGRES_URL")
         .expect("TEST_POSTGRES_URL is not set: run scripts/with-services cargo test");

@@ -265,3 +265,30 @@ async fn a_batch_too_young_is_left_until_it_is_old_enough_and_blocks_no_other_pa
     assert_eq!(world.views(&video("1")).await, 1);
     assert_eq!(world.views(&video(&other)).await, 0);
 }
+
+#[tokio::test]
+async fn a_clock_of_redis_that_was_set_neither_holds_a_batch_up_nor_lets_one_through() {
+    let now = crate::clock::Timestamp::from_secs(1_000_000);
+    for jump in [-3_600_000, 3_600_000] {
+        let (world, clock) =
+            World::at(now, |config| config.redis.batch_min_age = Duration::from_secs(2)).await;
+        let other = world.instance();
+        world.played("1", 1).await;
+        assert_eq!(world.flush(&video("1")).await.unwrap(), Flushed::TooYoung(Duration::from_secs(2)));
+        clock.jump(jump);
+        let young = world.flush(&video("1")).await.unwrap();
+        assert_eq!(young, Flushed::TooYoung(Duration::from_secs(2)), "{jump}");
+        if jump < 0 {
+            // One that didn't claim it goes by how long it has known of it.
+            let partition = video("1").partition();
+            let young = other.flusher().flush_once(&world.connection(), partition).await.unwrap();
+            assert_eq!(young, Flushed::TooYoung(Duration::from_secs(2)));
+            clock.advance(Duration::from_secs(2));
+            let flushed = other.flusher().flush_once(&world.connection(), partition).await.unwrap();
+            assert_eq!(flushed.plays(), 1);
+        } else {
+            clock.advance(Duration::from_secs(2));
+            assert_eq!(world.flush(&video("1")).await.unwrap().plays(), 1);
+        }
+    }
+}

@@ -220,3 +220,19 @@ async fn facts_come_in_the_order_asked_for_and_tell_whether_a_batch_is_in() {
     let wanted = [(3, true), (0, false), (i64::MAX, false), (3, false), (3, false)];
     assert_eq!(told.collect::<Vec<_>>(), wanted);
 }
+
+/// A31
+#[tokio::test]
+async fn all_of_it_works_without_prepared_statements() {
+    let world = World::with(|config| config.postgres.prepared_statements = false).await;
+    world.operate("insert into videos (video_id, views) values ('1', 9223372036854775807)").await;
+    for id in ["1", "2", "3"] {
+        world.played(id, 2).await;
+    }
+    world.flush_all().await;
+    world.lose_total("2").await;
+    let counts = world.instance().counts(&["1", "2", "3"].map(video)).await;
+    let counts = counts.iter().map(|count| (count.plays, count.unique_viewers)).collect::<Vec<_>>();
+    assert_eq!(counts, [(Some(u64::MAX / 2 + 2), Some(2)), (Some(2), Some(2)), (Some(2), Some(2))]);
+    world.plays.flusher().ledger().forget_batches().await.unwrap();
+}

@@ -51,14 +51,9 @@ pub(super) async fn settings() -> Config {
     config.redis.batch_min_age = Duration::ZERO;
     // Machines that test are slow at times; tests of the deadline set their own.
     config.redis.deadline = Duration::from_secs(20);
-    let server = variable("TEST_POSTGRES_URL");
-    config.postgres.url = SecretUrl::new(server.clone());
-    let create = sqlx::AssertSqlSafe(format!("create database {name}"));
-    let mut connection = <sqlx::PgConnection as sqlx::Connection>::connect(&server).await.unwrap();
-    sqlx::raw_sql(create).execute(&mut connection).await.unwrap();
-    let mut url = url::Url::parse(&server).unwrap();
-    url.set_path(&name);
-    config.postgres.url = SecretUrl::new(url.to_string());
+    config.postgres = crate::store::postgres::tests::settings().await;
+    // Enough for several flushes to meet each other.
+    config.postgres.max_connections = 20;
     config
 }
 
