@@ -56,6 +56,12 @@ impl PlayCount {
     pub const UNKNOWN: Self = Self { plays: None, unique_viewers: None, as_of: None, stale: true };
 }
 
+/// Unique viewers as they may be told of a video with so many plays. Plays may have come without a
+/// viewer, or before viewers were kept: then a 0 would be made up.
+fn honest_viewers(viewers: u64, plays: u64) -> Option<u64> {
+    (viewers > 0 || plays == 0).then_some(viewers)
+}
+
 /// Where plays are counted.
 #[async_trait]
 pub trait Plays: Send + Sync {

@@ -88,7 +88,9 @@ async fn a_playback_without_a_viewer_is_counted_by_its_id(world: World) {
     assert_eq!(world.play("film", None, Some("p1")).await, Recorded::Counted);
     assert_eq!(world.play("film", None, Some("p1")).await, Recorded::Duplicate);
     assert_eq!(world.play("film", None, Some("p2")).await, Recorded::Counted);
-    assert!(fresh(2)(world.plays("film").await));
+    let count = world.plays("film").await;
+    assert!(fresh(2)(count), "{count:?}");
+    assert_eq!(count.unique_viewers, None, "who they were is not known");
 }
 
 /// Bob's refused play must leave Bob free to play, and the refused playback free to be counted.

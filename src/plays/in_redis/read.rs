@@ -26,7 +26,7 @@ use crate::{
     error::{Part, StoreError},
     ids::{Partition, VideoId},
     lifecycle::Lifecycle,
-    plays::{PlayCount, postgres::Ledger},
+    plays::{PlayCount, honest_viewers, postgres::Ledger},
     store::redis::{Redis, reply},
 };
 
@@ -155,8 +155,7 @@ impl Reader {
                 },
             },
         };
-        // Plays may have come without a viewer, or before viewers were kept.
-        let unique_viewers = viewers.filter(|viewers| *viewers > 0 || plays == 0);
+        let unique_viewers = viewers.and_then(|viewers| honest_viewers(viewers, plays));
         Ok((Found { plays, unique_viewers }, from))
     }
 

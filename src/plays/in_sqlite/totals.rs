@@ -13,7 +13,7 @@ use crate::{
     count_reads::CountReads,
     error::StoreError,
     ids::VideoId,
-    plays::PlayCount,
+    plays::{PlayCount, honest_viewers},
     single_flight::SingleFlight,
     store::sqlite::Sqlite,
 };
@@ -125,5 +125,6 @@ impl Totals {
 }
 
 fn known(total: Total, at: Timestamp, stale: bool) -> PlayCount {
-    PlayCount { plays: Some(total.plays), unique_viewers: Some(total.unique_viewers), as_of: Some(at), stale }
+    let unique_viewers = honest_viewers(total.unique_viewers, total.plays);
+    PlayCount { plays: Some(total.plays), unique_viewers, as_of: Some(at), stale }
 }
