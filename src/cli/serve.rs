@@ -25,7 +25,7 @@ pub(super) fn run(file: Option<&Path>) -> anyhow::Result<ExitCode> {
     runtime.shutdown_background();
     Ok(match ended {
         Ok(Stopped::Drained) => {
-            tracing::info!("stopped; everything that was taken is stored");
+            tracing::info!("drained and stopped");
             ExitCode::SUCCESS
         }
         Ok(Stopped::CutShort) => {

@@ -155,9 +155,8 @@ impl Sweep {
         let Swept { videos, shards, removed, left, fullest } = *swept;
         metrics::counter!("headcount_sweep_removed_total").increment(removed);
         metrics::histogram!("headcount_sweep_duration_seconds").record(took.as_secs_f64());
-        metrics::gauge!("headcount_sweep_last_success_timestamp_seconds")
-            .set(seconds(self.redis.clock().now()));
-        self.tally.set(self.partition, Share { videos, viewers: left, fullest_shard: fullest });
+        let swept = self.redis.clock().now().secs();
+        self.tally.set(self.partition, Share { swept, videos, viewers: left, fullest_shard: fullest });
         if videos > 0 || removed > 0 {
             tracing::info!(
                 sweep.partition = %self.partition,
@@ -329,11 +328,6 @@ impl Pass<'_> {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a gauge; Unix seconds are far below 2^52")]
-fn seconds(at: Timestamp) -> f64 {
-    at.secs() as f64
-}
-
 #[async_trait]
 impl Job for Sweep {
     fn name(&self) -> &'static str {
@@ -355,10 +349,15 @@ impl Job for Sweep {
     }
 
     async fn run(&self) -> Result<Option<Duration>, StoreError> {
+        // That Redis is away is told once, by its keeper, and not by every partition.
+        if self.redis.connection().is_err() {
+            return Ok(Some(self.retry_in()));
+        }
         match self.run_once().await? {
             Ok(_) => Ok(None),
             Err(left) => {
-                self.tally.set(self.partition, Share::default());
+                let swept = self.redis.clock().now().secs();
+                self.tally.set(self.partition, Share { swept, ..Share::default() });
                 // A little after the lock runs out. Much later, and one instance does all the work;
                 // sooner, and there are more sweeps than intervals.
                 let late = rand::rng().random_range(0.05..0.15);

@@ -10,19 +10,26 @@ use crate::ids::{PARTITIONS, Partition};
 /// The figures of one partition.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Share {
+    /// When it was last swept, here or elsewhere, in Unix seconds.
+    pub(super) swept: i64,
     pub(super) videos: u64,
     pub(super) viewers: u64,
     pub(super) fullest_shard: u64,
 }
 
 /// The figures of all partitions that this process swept last.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Tally {
     shares: Mutex<[Share; PARTITIONS as usize]>,
 }
 
 impl Tally {
-    /// Sets a partition's share; nothing where another instance swept it.
+    /// No partition was swept since `now`, in Unix seconds.
+    pub(super) fn new(now: i64) -> Self {
+        Self { shares: Mutex::new([Share { swept: now, ..Share::default() }; PARTITIONS as usize]) }
+    }
+
+    /// Sets a partition's share; no figures where another instance swept it.
     pub(super) fn set(&self, partition: Partition, share: Share) {
         let mut shares = self.shares.lock();
         shares[partition.index()] = share;
@@ -31,6 +38,9 @@ impl Tally {
         gauge("headcount_active_videos", sum(|share| share.videos));
         let fullest = shares.iter().map(|share| share.fullest_shard).max();
         gauge("headcount_shard_fields_max", fullest.unwrap_or_default());
+        // The oldest: one partition that fails shows, however well the others do.
+        let swept = shares.iter().map(|share| u64::try_from(share.swept).unwrap_or(0)).min();
+        gauge("headcount_sweep_last_success_timestamp_seconds", swept.unwrap_or_default());
     }
 }
 

@@ -98,7 +98,7 @@ async fn it_starts_with_no_settings_serves_and_ends_with_zero_after_a_drain() {
         service.signal(signal).await;
         let (code, log) = service.ended().await;
         assert_eq!(code, Some(0), "{log}");
-        assert!(log.contains("everything that was taken is stored"), "{log}");
+        assert!(log.contains("drained and stopped"), "{log}");
     }
 }
 

@@ -80,7 +80,7 @@ impl RedisPresence {
     /// The sweeps, one job a partition.
     #[must_use]
     pub fn jobs(&self, config: &Config) -> Vec<Arc<dyn Job>> {
-        let tally = Arc::new(Tally::default());
+        let tally = Arc::new(Tally::new(self.redis.clock().now().secs()));
         Partition::all()
             .map(|partition| {
                 let sweep = sweep::Sweep::new(&self.redis, &self.walker, config, partition, &tally);
