@@ -1,50 +1,12 @@
 //! The doctor before real servers: one as `scripts/with-services` sets it up, and others set up badly.
 
-use std::{path::PathBuf, process::Stdio};
-
 use headcount::{
     clock::SystemClock,
     config::{BackendKind, Config, SecretUrl, load::load},
     doctor::{Report, Verdict, examine},
 };
-use tokio::process::{Child, Command};
 
-use crate::world::{eventually, service};
-
-/// A Redis of the test's own, ended with it.
-struct OwnRedis {
-    _process: Child,
-    _folder: tempfile::TempDir,
-    socket: PathBuf,
-}
-
-impl OwnRedis {
-    async fn start(settings: &[&str]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let socket = folder.path().join("redis.sock");
-        let process = Command::new("redis-server")
-            .args(["--port", "0", "--unixsocket", socket.to_str().unwrap()])
-            .args(["--dir", folder.path().to_str().unwrap()])
-            .args(settings)
-            .stdout(Stdio::null())
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap();
-        let own = Self { _process: process, _folder: folder, socket };
-        eventually("redis answers", async || own.query::<String>(redis::cmd("PING")).await.is_ok()).await;
-        own
-    }
-
-    async fn query<T: redis::FromRedisValue>(&self, command: redis::Cmd) -> redis::RedisResult<T> {
-        let client = redis::Client::open(format!("unix://{}", self.socket.display()))?;
-        let mut connection = client.get_multiplexed_async_connection().await?;
-        command.query_async(&mut connection).await
-    }
-
-    fn url(&self, query: &str) -> String {
-        format!("unix://{}{query}", self.socket.display())
-    }
-}
+use crate::{own_redis::OwnRedis, world::service};
 
 fn settings(redis: &str) -> Config {
     let mut config = load(None, Some(std::collections::HashMap::new())).unwrap().config;

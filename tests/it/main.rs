@@ -5,13 +5,27 @@
 #![expect(clippy::unwrap_used, reason = "a test that can't go on fails")]
 #![expect(unreachable_pub, reason = "a test binary has no outside")]
 
+/// Makes each law a test on each backend, in a module that names it.
+macro_rules! on_both_backends {
+    ($($law:ident),+ $(,)?) => {
+        mod embedded {
+            $(#[tokio::test] async fn $law() { super::$law(crate::world::World::embedded().await).await })+
+        }
+        mod redis {
+            $(#[tokio::test] async fn $law() { super::$law(crate::world::World::redis().await).await })+
+        }
+    };
+}
+
 mod delivery;
 mod doctor;
 mod drain;
+mod own_redis;
 mod plays_laws;
 mod presence_laws;
 mod presence_redis;
 mod process;
 mod redis_scripts;
+mod redis_trouble;
 mod routes;
 mod world;

@@ -10,14 +10,7 @@ use headcount::{
 
 use crate::world::{World, a_play, eventually, secs, video_id};
 
-macro_rules! plays_laws {
-    ($($law:ident),+ $(,)?) => {
-        mod embedded { $(#[tokio::test] async fn $law() { super::$law(super::World::embedded().await).await })+ }
-        mod redis { $(#[tokio::test] async fn $law() { super::$law(super::World::redis().await).await })+ }
-    };
-}
-
-plays_laws!(
+on_both_backends!(
     a_play_is_counted_and_read_at_once,
     a_play_sent_again_counts_nothing,
     a_playback_sent_by_another_viewer_counts_nothing,

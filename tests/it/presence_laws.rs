@@ -8,14 +8,7 @@ use headcount::{
 
 use crate::world::{NOON, World, beat, secs, video_id};
 
-macro_rules! presence_laws {
-    ($($law:ident),+ $(,)?) => {
-        mod embedded { $(#[tokio::test] async fn $law() { super::$law(super::World::embedded().await).await })+ }
-        mod redis { $(#[tokio::test] async fn $law() { super::$law(super::World::redis().await).await })+ }
-    };
-}
-
-presence_laws!(
+on_both_backends!(
     a_viewer_is_online_for_exactly_one_window,
     beating_again_counts_once,
     ten_beats_at_once_count_once,

@@ -15,14 +15,7 @@ use tower::ServiceExt as _;
 
 use crate::world::{World, secs};
 
-macro_rules! route_laws {
-    ($($law:ident),+ $(,)?) => {
-        mod embedded { $(#[tokio::test] async fn $law() { super::$law(super::World::embedded().await).await })+ }
-        mod redis { $(#[tokio::test] async fn $law() { super::$law(super::World::redis().await).await })+ }
-    };
-}
-
-route_laws!(
+on_both_backends!(
     players_are_counted_and_pages_are_told,
     numbers_nobody_can_vouch_for_are_null_and_stale,
     many_videos_are_told_in_the_order_asked,

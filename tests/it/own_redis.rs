@@ -1,0 +1,70 @@
+//! A Redis of a test's own, to be set up badly, stopped, killed and started again.
+
+use std::{path::PathBuf, process::Stdio};
+
+use tokio::process::{Child, Command};
+
+use crate::world::eventually;
+
+/// Ended when dropped.
+pub struct OwnRedis {
+    process: Child,
+    settings: Vec<String>,
+    folder: tempfile::TempDir,
+    socket: PathBuf,
+}
+
+impl OwnRedis {
+    pub async fn start(settings: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("redis.sock");
+        let settings: Vec<String> = settings.iter().map(|setting| (*setting).to_owned()).collect();
+        let process = Self::spawn(&folder, &socket, &settings);
+        let own = Self { process, settings, folder, socket };
+        own.answers().await;
+        own
+    }
+
+    fn spawn(folder: &tempfile::TempDir, socket: &PathBuf, settings: &[String]) -> Child {
+        Command::new("redis-server")
+            .args(["--port", "0", "--save", "", "--unixsocket"])
+            .arg(socket)
+            .arg("--dir")
+            .arg(folder.path())
+            .args(settings)
+            .stdout(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap()
+    }
+
+    async fn answers(&self) {
+        eventually("redis answers", async || self.query::<String>(redis::cmd("PING")).await.is_ok()).await;
+    }
+
+    /// kill -9
+    pub async fn kill(&mut self) {
+        self.process.kill().await.unwrap();
+    }
+
+    pub async fn start_again(&mut self) {
+        self.process = Self::spawn(&self.folder, &self.socket, &self.settings);
+        self.answers().await;
+    }
+
+    /// Makes it take connections and answer nothing, or go on.
+    pub async fn signal(&self, signal: &str) {
+        let pid = self.process.id().unwrap().to_string();
+        assert!(Command::new("kill").args([signal, &pid]).status().await.unwrap().success());
+    }
+
+    pub async fn query<T: redis::FromRedisValue>(&self, command: redis::Cmd) -> redis::RedisResult<T> {
+        let client = redis::Client::open(self.url(""))?;
+        let mut connection = client.get_multiplexed_async_connection().await?;
+        command.query_async(&mut connection).await
+    }
+
+    pub fn url(&self, query: &str) -> String {
+        format!("unix://{}{query}", self.socket.display())
+    }
+}
