@@ -38,11 +38,13 @@ create table viewer_snapshot (
     viewers blob not null
 ) strict;
 
--- When viewers were last saved, and until when their number couldn't be vouched for then.
+-- When viewers were last saved, until when their number couldn't be vouched for then, and whether that
+-- was at a stop, so that none came after.
 create table viewer_snapshot_saved (
     id integer primary key not null check (id = 1),
     saved_at integer not null,
-    doubted_until integer not null
+    doubted_until integer not null,
+    complete integer not null
 ) strict;
 
 -- Written and read by the readiness probe.

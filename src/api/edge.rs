@@ -39,6 +39,8 @@ pub(super) struct Edge {
 
 struct Shared {
     route: &'static str,
+    /// Whether something is counted here that a prefetch must not count.
+    is_counted: bool,
     body_limit: usize,
     timeout: Duration,
     meter: RouteMeter,
@@ -53,7 +55,9 @@ impl Edge {
         timeout: Duration,
         failures: Arc<FailureLog>,
     ) -> Self {
-        let shared = Shared { route, body_limit, timeout, meter: RouteMeter::new(route), failures };
+        let is_counted = route.starts_with("/api/");
+        let shared =
+            Shared { route, is_counted, body_limit, timeout, meter: RouteMeter::new(route), failures };
         Self { shared: Arc::new(shared) }
     }
 }
@@ -87,7 +91,7 @@ impl Service<Request> for EdgeService {
         let mut route = None;
         if *request.method() != Method::POST {
             route = Some(self.inner.call(request));
-        } else if !is_prefetch(request.headers()) {
+        } else if !self.edge.shared.is_counted || !is_prefetch(request.headers()) {
             // Only a POST has its body read.
             DefaultBodyLimit::max(self.edge.shared.body_limit).apply(&mut request);
             route = Some(self.inner.call(request));

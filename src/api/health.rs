@@ -12,6 +12,7 @@ use futures::{
 };
 use parking_lot::Mutex;
 use serde::Serialize;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use utoipa::ToSchema;
 
@@ -51,8 +52,11 @@ type Look = Shared<BoxFuture<'static, Option<Arc<Health>>>>;
 struct Looks {
     /// When the last one was done, and what it found.
     last: Option<(Duration, Arc<Health>)>,
-    /// The one under way. Probes that were given up leave it to the next.
+    /// The one under way.
     under_way: Option<Look>,
+    /// Drives it, whoever still waits for it: a look given up in the middle would go on holding what
+    /// it had taken of a store.
+    driver: JoinSet<()>,
     /// The parts that failed and those that were missed, as they were logged last.
     told: Option<(Vec<&'static str>, Vec<&'static str>)>,
 }
@@ -100,20 +104,21 @@ impl Readiness {
     /// What a look found less than a second ago, or else the look to wait for.
     fn begin(&self) -> Result<Arc<Health>, Look> {
         let mut looks = self.looks.lock();
-        match &looks.last {
-            Some((at, health)) if self.clock.monotonic().saturating_sub(*at) < LOOK_EVERY => {
-                Ok(health.clone())
-            }
-            _ => {
-                let check = &self.check;
-                let look = looks.under_way.get_or_insert_with(|| {
-                    let check = check.clone();
-                    let look = async move { Arc::new(check.check().await) };
-                    AssertUnwindSafe(look).catch_unwind().map(Result::ok).boxed().shared()
-                });
-                Err(look.clone())
-            }
+        if let Some((at, health)) = &looks.last
+            && self.clock.monotonic().saturating_sub(*at) < LOOK_EVERY
+        {
+            return Ok(health.clone());
         }
+        if let Some(look) = &looks.under_way {
+            return Err(look.clone());
+        }
+        let check = self.check.clone();
+        let look = async move { Arc::new(check.check().await) };
+        let look = AssertUnwindSafe(look).catch_unwind().map(Result::ok).boxed().shared();
+        looks.under_way = Some(look.clone());
+        while looks.driver.try_join_next().is_some() {}
+        looks.driver.spawn(look.clone().map(drop));
+        Err(look)
     }
 
     fn looked(&self, health: &Arc<Health>) {

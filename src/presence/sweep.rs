@@ -17,7 +17,8 @@ use rand::RngExt;
 
 use super::{
     in_redis::{
-        since::{self, Cause},
+        read::stamps,
+        since::{Cause, Known},
         walk::{Walked, Walker},
         writer::note_life,
     },
@@ -71,6 +72,7 @@ pub struct Sweep {
     /// Kept after a good pass; given back at the end of the service.
     lock: Mutex<Option<Lock>>,
     tally: Arc<Tally>,
+    known: Known,
 }
 
 /// What a pass found.
@@ -106,6 +108,7 @@ impl Sweep {
         config: &Config,
         partition: Partition,
         tally: &Arc<Tally>,
+        known: &Known,
     ) -> Self {
         Self {
             walker: walker.clone(),
@@ -117,6 +120,7 @@ impl Sweep {
             note_life: note_life(&config.presence),
             lock: Mutex::default(),
             tally: tally.clone(),
+            known: known.clone(),
         }
     }
 
@@ -215,23 +219,30 @@ impl Pass<'_> {
         Ok(self.swept)
     }
 
-    /// Where nobody swept for long, nobody may have been able to beat either.
+    /// Sets the stamp that makes low counts doubted: where nobody swept for long, nobody may have been
+    /// able to beat either; and where the stamp is gone, so may be the data.
     async fn mind_the_gap(&self) -> Result<(), StoreError> {
-        let redis = &self.sweep.redis;
-        let mut get = redis::cmd("GET");
-        get.arg(redis.keys().swept(self.sweep.partition));
-        let swept: Option<i64> = self.connection.query(get).await?;
-        let gap = swept.map(|swept| self.began.since(Timestamp::from_secs(swept)));
-        if gap.is_some_and(|gap| gap > self.sweep.interval.mul_f64(2.5) + Duration::from_secs(1)) {
-            let reset = since::call(redis, &self.connection, self.sweep.partition, Cause::Reset);
-            self.connection.query::<String>(reset).await?;
-            tracing::info!(
-                sweep.partition = %self.sweep.partition,
-                sweep.gap_s = gap.unwrap_or_default().as_secs(),
-                "nobody swept for {} s: low counts are doubted for a while",
-                gap.unwrap_or_default().as_secs()
-            );
-        }
+        let (sweep, redis) = (self.sweep, &self.sweep.redis);
+        let stamps = stamps(redis.keys(), sweep.partition);
+        let (swept, since): (Option<String>, Option<String>) = self.connection.query(stamps).await?;
+        // What can't be read is as good as long ago; the end of this pass writes it anew.
+        let gap = swept.map(|swept| {
+            swept.parse().map_or(Duration::MAX, |swept| self.began.since(Timestamp::from_secs(swept)))
+        });
+        let cause = if gap.is_some_and(|gap| gap > sweep.interval.mul_f64(2.5) + Duration::from_secs(1)) {
+            Cause::Reset
+        } else if since.is_none() {
+            Cause::Again
+        } else {
+            return Ok(());
+        };
+        let call = sweep.known.call(redis, &self.connection, sweep.partition, cause);
+        let stamp: String = self.connection.query(call).await?;
+        sweep.known.note(sweep.partition, &stamp);
+        tracing::info!(
+            sweep.partition = %sweep.partition,
+            "nobody swept for long, or data was lost: low counts are doubted for a while"
+        );
         Ok(())
     }
 

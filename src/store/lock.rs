@@ -51,8 +51,16 @@ impl Lock {
         if reply::<Option<String>>(taken)?.is_some() {
             return Ok(Taken::Mine(Self { key, token, lease }));
         }
-        let left = u64::try_from(reply::<i64>(left)?).unwrap_or(0);
-        Ok(Taken::Others(Duration::from_millis(left)))
+        let left: i64 = reply(left)?;
+        if left == -1 {
+            // Whoever put it there without a lease would keep everybody out for ever.
+            tracing::warn!(lock.key = %key, "{key} has no lease: it is given one");
+            let mut expire = redis::cmd("PEXPIRE");
+            expire.arg(&key).arg(millis(lease));
+            connection.query::<i64>(expire).await?;
+            return Ok(Taken::Others(lease));
+        }
+        Ok(Taken::Others(Duration::from_millis(u64::try_from(left).unwrap_or(0))))
     }
 
     /// Prolongs the lock by a lease from now; `false` where it is no longer mine.

@@ -83,6 +83,12 @@ impl Sqlite {
     /// # Errors
     /// The file can't be made, opened, migrated, or another process has it.
     pub async fn open(path: &Path) -> Result<Self, OpenError> {
+        let name = path.as_os_str().as_encoded_bytes();
+        if name == b":memory:" || name.starts_with(b"file:") {
+            let error =
+                io::Error::new(io::ErrorKind::InvalidInput, "it must name a file, or nothing is kept");
+            return Err(OpenError::Folder(path.to_owned(), error));
+        }
         let file = locate(path).map_err(|error| OpenError::Folder(path.to_owned(), error))?;
         let lock = lock(&file).await?;
         let options = SqliteConnectOptions::new()

@@ -245,3 +245,77 @@ async fn a_video_of_one_shard_is_counted_by_its_length() {
     world.pass_swept(11).await;
     assert_eq!(world.swept_count("film").await, Some(0));
 }
+
+async fn stamp(world: &World, partition: u16) -> String {
+    let key = world.key(&format!("video:since:{{{partition}}}"));
+    world.redis_command::<Option<String>>(redis::cmd("GET").arg(key)).await.unwrap_or_default()
+}
+
+async fn lose_everything(world: &World) {
+    for key in world.redis_keys().await {
+        let () = world.redis_command(redis::cmd("DEL").arg(world.key(&key))).await;
+    }
+}
+
+/// One who was not here before takes an empty Redis for a new one.
+#[tokio::test]
+async fn a_newcomer_does_not_hide_a_loss_from_those_who_come_after() {
+    let one = World::redis().await;
+    one.beat_all("film", 0..10).await;
+    one.sweep().await;
+    lose_everything(&one).await;
+    one.pass(secs(10));
+    let two = one.another().await;
+    let partition = video_id("film").partition().to_string().parse().unwrap();
+    assert!(stamp(&two, partition).await.ends_with(" new"));
+
+    one.pass(secs(30));
+    one.beat("film", "viewer-1").await;
+    assert!(stamp(&two, partition).await.ends_with(" again"));
+    two.sweep().await;
+    two.forget_what_was_read();
+    assert_eq!(two.online("film").await.online, None, "one of ten is no number to show");
+}
+
+/// And without anybody who beats there.
+#[tokio::test]
+async fn after_a_loss_every_partition_is_vouched_for_again_in_time() {
+    let world = World::redis().await;
+    world.sweep().await;
+    lose_everything(&world).await;
+    world.pass(secs(10));
+    world.sweep().await;
+    for partition in 0..16 {
+        assert!(stamp(&world, partition).await.ends_with(" again"), "{partition}");
+    }
+    assert!(world.online("film").await.stale);
+    world.pass_swept(2).await;
+    assert_eq!(world.swept_count("film").await, Some(0));
+    assert!(!world.stores.presence.top(1).await.stale);
+}
+
+#[tokio::test]
+async fn a_stamp_that_can_not_be_read_is_written_anew() {
+    let world = World::redis().await;
+    world.sweep().await;
+    let swept = |partition: u16| world.key(&format!("video:swept:{{{partition}}}"));
+    let () = world.redis_command(redis::cmd("SET").arg(swept(1)).arg("garbage")).await;
+    let () = world.redis_command(redis::cmd("DEL").arg(swept(2))).await;
+    let () = world.redis_command(redis::cmd("RPUSH").arg(swept(2)).arg("x")).await;
+    world.sweep().await;
+    for partition in [1, 2] {
+        let time: i64 = world.redis_command(redis::cmd("GET").arg(swept(partition))).await;
+        assert_eq!(time, NOON.secs(), "{partition}");
+    }
+}
+
+/// [valkey#1087 and its like] Nothing keeps everybody out for ever.
+#[tokio::test]
+async fn a_lock_without_a_lease_is_given_one() {
+    let world = World::redis().await;
+    let lock = world.key("task:lock:sweep:{4}");
+    let () = world.redis_command(redis::cmd("SET").arg(&lock).arg("a stranger's")).await;
+    world.run_jobs("sweep").await;
+    let life: i64 = world.redis_command(redis::cmd("TTL").arg(&lock)).await;
+    assert!((1..=54).contains(&life), "{life}");
+}

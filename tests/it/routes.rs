@@ -1,6 +1,7 @@
 //! Every public route over real stores: the same requests get the same answers on both backends.
 
 use axum::{
+    Router,
     body::{Body, to_bytes},
     http::{HeaderMap, Request, StatusCode},
 };
@@ -8,6 +9,7 @@ use headcount::{
     api::{self, AppState, Parts},
     config::{Identity, Unknown},
     jobs::Watch,
+    plays::Recorded,
     videos::Catalog,
 };
 use serde_json::{Value, json};
@@ -26,6 +28,7 @@ on_both_backends!(
     with_unknown_videos_refused_only_known_ones_count,
     a_prefetch_counts_nothing,
     a_probe_says_ready,
+    a_probe_given_up_in_the_middle_holds_nothing,
 );
 
 const TYPE_JSON: &str = "application/json";
@@ -42,8 +45,7 @@ impl Answer {
     }
 }
 
-/// One request through the public router.
-async fn send(world: &World, request: Request<Body>) -> Answer {
+fn router(world: &World) -> Router {
     let config = &world.config;
     let parts = Parts {
         presence: world.stores.presence.clone(),
@@ -57,7 +59,12 @@ async fn send(world: &World, request: Request<Body>) -> Answer {
         window: config.presence.window,
         request_timeout: config.server.request_timeout,
     };
-    let response = api::public(AppState::new(parts)).oneshot(request).await.unwrap();
+    api::public(AppState::new(parts))
+}
+
+/// One request through the public router.
+async fn send(world: &World, request: Request<Body>) -> Answer {
+    let response = router(world).oneshot(request).await.unwrap();
     let (status, headers) = (response.status(), response.headers().clone());
     let bytes = to_bytes(response.into_body(), usize::MAX).await.unwrap();
     let body = if bytes.is_empty() { Value::Null } else { serde_json::from_slice(&bytes).unwrap() };
@@ -300,4 +307,23 @@ async fn a_probe_says_ready(world: World) {
     let answer = get(&world, "/readyz").await;
     assert_eq!((answer.status.as_u16(), &answer.body["code"]), (503, &json!("draining")));
     assert!(answer.header("retry-after").is_some());
+}
+
+/// The prober's own limit, or its end, may come at any step of the look at the stores.
+async fn a_probe_given_up_in_the_middle_holds_nothing(world: World) {
+    let app = router(&world);
+    for steps in 0..20 {
+        world.pass(secs(2));
+        let request = Request::get("/readyz").body(Body::empty()).unwrap();
+        let mut probe = Box::pin(app.clone().oneshot(request));
+        for _ in 0..steps {
+            if futures::poll!(&mut probe).is_ready() {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+        drop(probe);
+        let viewer = format!("viewer-{steps}");
+        assert_eq!(world.play("film", Some(&viewer), None).await, Recorded::Counted);
+    }
 }

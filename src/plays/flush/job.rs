@@ -9,7 +9,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use super::{Flushed, Flusher};
 use crate::{
-    error::{Part, StoreError},
+    error::StoreError,
     ids::{PARTITIONS, Partition},
     jobs::Job,
     store::{
@@ -29,6 +29,9 @@ const LAST_WAIT: Duration = Duration::from_millis(2_500);
 
 /// How long the last flush may take.
 const LAST_FLUSH: Duration = Duration::from_secs(8);
+
+/// When to look again whether the schema is there.
+const SCHEMA_SOON: Duration = Duration::from_millis(500);
 
 /// When each partition was last found in order, for the metric: it tells the oldest.
 #[derive(Debug, Default)]
@@ -69,7 +72,8 @@ impl FlushJob {
 
     async fn run_once(&self) -> Result<Ran, StoreError> {
         if !self.flusher.ledger.postgres().is_migrated() {
-            return Err(StoreError::unavailable(Part::Postgres, "its schema is not up to date yet"));
+            // That is told, once, by who brings it up to date.
+            return Ok(Ran::Others(SCHEMA_SOON));
         }
         let connection = self.flusher.redis.connection()?;
         let key = self.flusher.redis.keys().flush_lock(self.partition);

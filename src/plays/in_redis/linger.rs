@@ -28,9 +28,6 @@ const NAME: &str = "plays";
 /// How long a failed batch waits before it is sent again.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// How long the last batch is tried when the service stops.
-const LAST_TRIES: Duration = Duration::from_secs(5);
-
 /// Plays that are answered for and not in Redis yet.
 pub(super) struct Linger {
     writer: Arc<Writer>,
@@ -98,17 +95,19 @@ impl Linger {
             }
         }
         self.queue.lock().closed = true;
-        let all = async {
-            while !self.queue.lock().waiting.is_empty() {
-                if !self.send().await {
-                    tokio::time::sleep(RETRY).await;
+        // They were answered as accepted: it is for server.drain to say how long they are worth waiting.
+        let mut told = false;
+        while !self.queue.lock().waiting.is_empty() {
+            if !self.send().await {
+                if !std::mem::replace(&mut told, true) {
+                    let left = self.queue.lock().waiting.len();
+                    tracing::error!(
+                        plays.left = left,
+                        "the stop waits for redis to take {left} accepted plays"
+                    );
                 }
+                tokio::time::sleep(RETRY).await;
             }
-        };
-        if tokio::time::timeout(LAST_TRIES, all).await.is_err() {
-            let queue = self.queue.lock();
-            let lost = queue.waiting.len() + queue.sending;
-            tracing::error!(plays.lost = lost, "stopped with {lost} plays that redis didn't take");
         }
     }
 

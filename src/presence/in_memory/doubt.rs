@@ -38,7 +38,8 @@ impl Doubt {
         let lasts = match found.saved {
             _ if found.damaged => over_after,
             None => Duration::ZERO,
-            Some(saved) if is_too_old(saved, settings, now) => over_after,
+            // After a crash those who came since the last save are missing.
+            Some(saved) if !saved.complete || is_too_old(saved, settings, now) => over_after,
             Some(saved) => saved.doubted_until.since(now).min(over_after),
         };
         let before = found.saved.filter(|_| !lasts.is_zero()).map(|saved| {

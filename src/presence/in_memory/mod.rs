@@ -27,7 +27,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use self::{
     doubt::Doubt,
     saver::Saver,
-    snapshot::Found,
+    snapshot::{Found, Saved},
     sweep::{Ranked, Sweep, millis},
     viewers::Shard,
 };
@@ -91,6 +91,11 @@ impl InMemoryPresence {
         let now = time.follow_host();
         let found = snapshot::load(sqlite).await.map_err(store_error)?;
         let doubt = Doubt::of(&found, &settings, now, time.monotonic());
+        // From here on a crash forgets: who is found now may not be all at the next start.
+        let doubted_until = now + doubt.lasts(time.monotonic());
+        let at = found.saved.map_or(now, |saved| saved.at);
+        let begun = Saved { at, doubted_until, complete: false };
+        snapshot::store(sqlite, Vec::new(), Some(begun)).await.map_err(store_error)?;
         let presence = Self {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             settings,

@@ -32,10 +32,11 @@ impl Saver {
         Self { presence, sqlite, every, alone: Mutex::new(()) }
     }
 
-    async fn save(&self) -> Result<(), StoreError> {
+    /// `complete` where nobody can come any more.
+    async fn save(&self, complete: bool) -> Result<(), StoreError> {
         let _alone = self.alone.lock().await;
         let mut unsaved = Vec::new();
-        let result = self.save_changed(&mut unsaved).await;
+        let result = self.save_changed(&mut unsaved, complete).await;
         if result.is_err() {
             for place in unsaved {
                 self.presence.shards[place].lock().set_changed();
@@ -45,9 +46,9 @@ impl Saver {
     }
 
     /// `unsaved` names the shards that no longer say they changed and are not yet on disk.
-    async fn save_changed(&self, unsaved: &mut Vec<usize>) -> Result<(), StoreError> {
+    async fn save_changed(&self, unsaved: &mut Vec<usize>, complete: bool) -> Result<(), StoreError> {
         // Of the beginning: what changes from here on may be missing.
-        let saved = self.saved_now();
+        let saved = self.saved_now(complete);
         let mut blobs = Vec::new();
         let mut bytes = 0;
         for place in 0..self.presence.shards.len() {
@@ -81,9 +82,10 @@ impl Saver {
         copied
     }
 
-    fn saved_now(&self) -> Saved {
+    fn saved_now(&self, complete: bool) -> Saved {
         let at = self.presence.time.follow_host();
-        Saved { at, doubted_until: at + self.presence.doubt.lasts(self.presence.time.monotonic()) }
+        let doubted_until = at + self.presence.doubt.lasts(self.presence.time.monotonic());
+        Saved { at, doubted_until, complete }
     }
 }
 
@@ -102,11 +104,11 @@ impl Job for Saver {
     }
 
     async fn run(&self) -> Result<Option<Duration>, StoreError> {
-        self.save().await.map(|()| None)
+        self.save(false).await.map(|()| None)
     }
 
     async fn finish(&self) {
-        if let Err(error) = self.save().await {
+        if let Err(error) = self.save(true).await {
             tracing::error!(error = %error, "viewers could not be saved at the stop: {error}");
         }
     }

@@ -89,6 +89,8 @@ pub(super) struct Saved {
     pub(super) at: Timestamp,
     /// Until then its numbers could not be vouched for.
     pub(super) doubted_until: Timestamp,
+    /// Whether it was saved at a stop: a crash forgets who came after it.
+    pub(super) complete: bool,
 }
 
 /// A snapshot as it was found.
@@ -119,13 +121,14 @@ pub(super) async fn load(sqlite: &Sqlite) -> Result<Found, sqlx::Error> {
             }
         }
     }
-    let saved: Option<(i64, i64)> =
-        sqlx::query_as("select saved_at, doubted_until from viewer_snapshot_saved")
+    let saved: Option<(i64, i64, bool)> =
+        sqlx::query_as("select saved_at, doubted_until, complete from viewer_snapshot_saved")
             .fetch_optional(sqlite.readers())
             .await?;
-    found.saved = saved.map(|(at, doubted_until)| Saved {
+    found.saved = saved.map(|(at, doubted_until, complete)| Saved {
         at: Timestamp::from_millis(at),
         doubted_until: Timestamp::from_millis(doubted_until),
+        complete,
     });
     found.damaged |= found.saved.is_none() && !found.viewers.is_empty();
     Ok(found)
@@ -150,11 +153,13 @@ pub(super) async fn store(
     }
     if let Some(saved) = saved {
         sqlx::query(
-            "insert into viewer_snapshot_saved (id, saved_at, doubted_until) values (1, ?, ?) \
-             on conflict do update set saved_at = excluded.saved_at, doubted_until = excluded.doubted_until",
+            "insert into viewer_snapshot_saved (id, saved_at, doubted_until, complete) values (1, ?, ?, ?) \
+             on conflict do update set saved_at = excluded.saved_at, doubted_until = excluded.doubted_until, \
+             complete = excluded.complete",
         )
         .bind(saved.at.millis())
         .bind(saved.doubted_until.millis())
+        .bind(saved.complete)
         .execute(&mut *transaction)
         .await?;
     }

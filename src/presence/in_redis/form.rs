@@ -14,7 +14,7 @@ use redis::Cmd;
 use super::{
     merge::{Mark, What},
     notes::Notes,
-    since::{self, Cause},
+    since::{Cause, Known},
     writer::LATE,
 };
 use crate::{
@@ -37,6 +37,7 @@ pub(crate) static HDEL_OLDER: LuaScript = LuaScript::new("hdel_older", include_s
 pub(super) struct Form {
     pub(super) redis: Redis,
     pub(super) shards: Shards,
+    pub(super) known: Known,
     pub(super) window: Duration,
     /// Of a shard, from its last beat.
     pub(super) life: Duration,
@@ -89,7 +90,7 @@ impl Form {
         let partitions: HashSet<Partition> = shards.keys().map(|(video, _)| video.partition()).collect();
         for partition in partitions {
             if notes.wants_since(partition, monotonic) {
-                formed.commands.push(since::call(&self.redis, connection, partition, Cause::Again));
+                formed.commands.push(self.known.call(&self.redis, connection, partition, Cause::Again));
                 formed.since.push(partition);
             }
         }

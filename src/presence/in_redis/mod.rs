@@ -8,7 +8,7 @@ mod form;
 mod merge;
 mod notes;
 mod rank;
-mod read;
+pub(crate) mod read;
 pub(crate) mod since;
 pub(crate) mod walk;
 pub(crate) mod writer;
@@ -45,6 +45,7 @@ pub struct RedisPresence {
     reader: Arc<read::Reader>,
     rank: rank::Rank,
     walker: walk::Walker,
+    known: since::Known,
     heartbeat_every: Duration,
 }
 
@@ -54,7 +55,14 @@ impl RedisPresence {
     #[must_use]
     pub fn open(config: &Config, redis: &Redis, lifecycle: &Lifecycle) -> Arc<Self> {
         let shards = Shards::fixed(config.presence.shards);
-        let writer = Arc::new(writer::Writer::new(redis.clone(), shards, &config.presence, &config.jobs));
+        let known = since::Known::default();
+        let writer = Arc::new(writer::Writer::new(
+            redis.clone(),
+            shards,
+            known.clone(),
+            &config.presence,
+            &config.jobs,
+        ));
         let listpacks = walk::Listpacks::default();
         let walker = walk::Walker::new(redis.clone(), &config.presence, &config.jobs, listpacks.clone());
         let (reader, asked) = read::Reader::new(redis.clone(), shards, walker.clone(), config);
@@ -62,6 +70,7 @@ impl RedisPresence {
         redis.greet_with(Arc::new(since::Stamper {
             redis: redis.clone(),
             listpacks,
+            known: known.clone(),
             beats_waited: Box::new(move || waiting.beats_waited()),
         }));
         let stopping = lifecycle.stopping(Phase::Writers);
@@ -73,6 +82,7 @@ impl RedisPresence {
             writer,
             reader,
             walker,
+            known,
             heartbeat_every: config.presence.heartbeat_every,
         })
     }
@@ -83,7 +93,8 @@ impl RedisPresence {
         let tally = Arc::new(Tally::new(self.redis.clock().now().secs()));
         Partition::all()
             .map(|partition| {
-                let sweep = sweep::Sweep::new(&self.redis, &self.walker, config, partition, &tally);
+                let sweep =
+                    sweep::Sweep::new(&self.redis, &self.walker, config, partition, &tally, &self.known);
                 Arc::new(sweep) as Arc<dyn Job>
             })
             .collect()

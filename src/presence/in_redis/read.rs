@@ -320,7 +320,7 @@ impl Reader {
 }
 
 /// Asks when a partition was last swept and since when its data is there.
-pub(super) fn stamps(keys: &Keys, partition: Partition) -> Cmd {
+pub(crate) fn stamps(keys: &Keys, partition: Partition) -> Cmd {
     let mut stamps = redis::cmd("MGET");
     stamps.arg(keys.swept(partition)).arg(keys.since(partition));
     stamps

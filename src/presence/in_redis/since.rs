@@ -4,7 +4,7 @@
 //! and in which run of Redis. While a gap is younger than two of the longest beat intervals, viewers
 //! who are still watching may be missing, and a low number is not believed.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
@@ -61,21 +61,47 @@ pub(crate) enum Cause {
     Reset,
 }
 
-/// The call that reads a partition's stamp and writes it where it is missing or of another run.
-pub(crate) fn call(redis: &Redis, connection: &Connection, partition: Partition, cause: Cause) -> Cmd {
-    let cause = match cause {
-        Cause::New => "new",
-        Cause::Again => "again",
-        Cause::Reset => "reset",
-    };
-    let args = [connection.run_id(), cause, &redis.clock().for_script()];
-    SINCE.call(&[Keys::since(redis.keys(), partition)], &args)
+/// The stamps this process has seen, so that a newer one tells it of a loss that a newcomer, who knows
+/// none, took for a beginning. Clones share them.
+#[derive(Clone, Default)]
+pub(crate) struct Known {
+    stamps: Arc<Mutex<[Option<Timestamp>; PARTITIONS as usize]>>,
+}
+
+impl Known {
+    /// The call that reads a partition's stamp, and writes it where it is missing, of another run, or
+    /// `new` though this process knows an older one.
+    pub(crate) fn call(
+        &self,
+        redis: &Redis,
+        connection: &Connection,
+        partition: Partition,
+        cause: Cause,
+    ) -> Cmd {
+        let cause = match cause {
+            Cause::New => "new",
+            Cause::Again => "again",
+            Cause::Reset => "reset",
+        };
+        let known = self.stamps.lock()[partition.index()];
+        let known = known.map_or_else(String::new, |at| at.secs().to_string());
+        let args = [connection.run_id(), cause, &redis.clock().for_script(), &known];
+        SINCE.call(&[Keys::since(redis.keys(), partition)], &args)
+    }
+
+    /// Takes note of what such a call answered.
+    pub(crate) fn note(&self, partition: Partition, stamp: &str) {
+        if let Some(stamp) = Since::parse(stamp) {
+            self.stamps.lock()[partition.index()] = Some(stamp.at);
+        }
+    }
 }
 
 /// Stamps every partition first thing on a connection.
 pub(super) struct Stamper {
     pub(super) redis: Redis,
     pub(super) listpacks: Listpacks,
+    pub(super) known: Known,
     /// Whether beats have been waiting for a connection for over two seconds.
     pub(super) beats_waited: Box<dyn Fn() -> bool + Send + Sync>,
 }
@@ -84,9 +110,10 @@ pub(super) struct Stamper {
 impl Greeter for Stamper {
     async fn greet(&self, connection: &Connection) -> Result<(), StoreError> {
         let cause = if connection.epoch() > 1 || (self.beats_waited)() { Cause::Again } else { Cause::New };
-        let calls = Partition::all().map(|partition| call(&self.redis, connection, partition, cause));
-        for value in connection.pipe(calls.collect()).await? {
-            reply::<String>(value)?;
+        let calls =
+            Partition::all().map(|partition| self.known.call(&self.redis, connection, partition, cause));
+        for (partition, value) in Partition::all().zip(connection.pipe(calls.collect()).await?) {
+            self.known.note(partition, &reply::<String>(value)?);
         }
         self.listpacks.ask(connection).await
     }

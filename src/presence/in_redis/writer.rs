@@ -21,6 +21,7 @@ use super::{
     form::{Form, Group},
     merge::{Mark, Merge, Round, What},
     notes::Notes,
+    since::Known,
 };
 use crate::{
     clock::Timestamp,
@@ -65,6 +66,7 @@ impl Writer {
     pub(super) fn new(
         redis: Redis,
         shards: Shards,
+        known: Known,
         presence: &config::Presence,
         jobs: &config::Jobs,
     ) -> Self {
@@ -72,6 +74,7 @@ impl Writer {
             form: Form {
                 redis: redis.clone(),
                 shards,
+                known,
                 window: presence.window,
                 life: shard_life(presence, jobs),
             },
@@ -239,8 +242,11 @@ impl Writer {
         let mut outcome = Outcome::default();
         let mut values = values.into_iter();
         for partition in formed.since {
-            let told = take_ok(&mut values, 1);
-            if timely && told.is_ok() {
+            let told = values.next().map(reply::<String>);
+            if let Some(Ok(stamp)) = told
+                && timely
+            {
+                self.form.known.note(partition, &stamp);
                 notes.since_told(partition, sent);
             }
         }

@@ -65,8 +65,13 @@ impl Postgres {
             .map_err(failed)?;
         let mut transaction = connection.begin().await.map_err(failed)?;
         // Steps on a large table take their time, and "exists already" is no news.
-        let limits = "set local statement_timeout = 0; set local client_min_messages = warning";
-        sqlx::raw_sql(limits).execute(&mut *transaction).await.map_err(failed)?;
+        // A client that was stopped must not hold the lock, though.
+        let idle = self.shared.deadline.as_millis();
+        let limits = format!(
+            "set local statement_timeout = 0; set local client_min_messages = warning; \
+             set local idle_in_transaction_session_timeout = {idle}"
+        );
+        sqlx::raw_sql(sqlx::AssertSqlSafe(limits)).execute(&mut *transaction).await.map_err(failed)?;
         self.forget_prepared(&mut transaction).await.map_err(failed)?;
         let locked: bool = sqlx::query_scalar("select pg_try_advisory_xact_lock($1)")
             .bind(LOCK)

@@ -91,7 +91,7 @@ impl Postgres {
         let flush = (settings.max_connections * 3 / 10).max(1);
         let reads = settings.max_connections.saturating_sub(flush).max(1);
         let pool = |connections| {
-            let limit = statement_timeout(settings.deadline);
+            let limit = session_limits(settings.deadline);
             let prepared = settings.prepared_statements;
             PgPoolOptions::new()
                 .max_connections(connections)
@@ -168,7 +168,14 @@ impl Postgres {
     }
 }
 
-/// The statement that bounds how long later ones may take.
-fn statement_timeout(limit: Duration) -> String {
-    format!("set statement_timeout = {}", limit.as_millis())
+/// The statements that bound how long later ones may take, and how long a client that was stopped, or
+/// whose host is gone without a word, may hold rows that others wait for.
+fn session_limits(limit: Duration) -> String {
+    let (millis, secs) = (limit.as_millis(), limit.as_secs().max(1));
+    format!(
+        "set statement_timeout = {millis}; set idle_in_transaction_session_timeout = {millis}; \
+         set tcp_keepalives_idle = {secs}; set tcp_keepalives_interval = {secs}; \
+         set tcp_keepalives_count = 2; set tcp_user_timeout = {}",
+        millis * 3
+    )
 }

@@ -82,7 +82,9 @@ impl Session {
         self.in_transaction = true;
         if !self.postgres.shared.prepared {
             let limit = self.postgres.shared.deadline.as_millis();
-            let text = sqlx::AssertSqlSafe(format!("set local statement_timeout = {limit}"));
+            let text = sqlx::AssertSqlSafe(format!(
+                "set local statement_timeout = {limit}; set local idle_in_transaction_session_timeout = {limit}"
+            ));
             let within = self.limit();
             self.idle = false;
             let sent = tokio::time::timeout(within, sqlx::raw_sql(text).execute(&mut *self.connection)).await;

@@ -53,8 +53,16 @@ impl World {
         Self { folder, clock, sqlite, presence }
     }
 
-    /// The next process on the same file, `later`.
+    /// A stop, and the next process on the same file `later`.
     async fn restart(self, later: Duration) -> Self {
+        for job in self.presence.jobs(&self.sqlite) {
+            job.finish().await;
+        }
+        self.crash(later).await
+    }
+
+    /// The end of this process without a stop, and the next one on the same file `later`.
+    async fn crash(self, later: Duration) -> Self {
         self.sqlite.close().await;
         self.clock.advance(later);
         Self::open(self.folder, settings(), self.clock).await

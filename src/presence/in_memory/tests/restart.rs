@@ -39,8 +39,32 @@ async fn a_stop_saves_everybody() {
 async fn a_first_start_vouches_for_zero() {
     let world = World::new().await;
     assert_eq!(world.online("film").await, world.fresh(0));
-    let world = world.restart(secs(86_400)).await;
-    assert_eq!(world.online("film").await, world.fresh(0));
+}
+
+#[tokio::test]
+async fn after_a_crash_who_came_since_the_last_save_is_not_counted_out() {
+    let world = World::new().await;
+    for number in 0..20 {
+        world.beat("saved", &format!("u{number}")).await;
+    }
+    world.run("snapshot").await;
+    for number in 0..20 {
+        world.beat("unsaved", &format!("u{number}")).await;
+    }
+    let world = world.crash(secs(1)).await;
+    assert_eq!(world.online("unsaved").await, OnlineCount::UNKNOWN);
+    let saved = world.online("saved").await;
+    assert_eq!((saved.online, saved.stale), (Some(20), true));
+    for number in 0..20 {
+        world.beat("unsaved", &format!("u{number}")).await;
+    }
+    world.minutes(2).await;
+    assert_eq!(world.online("unsaved").await, world.fresh(20));
+
+    let world = World::new().await;
+    world.beat("film", "ann").await;
+    let world = world.crash(secs(1)).await;
+    assert_eq!(world.online("film").await, OnlineCount::UNKNOWN, "before the first save");
 }
 
 #[tokio::test]
@@ -54,7 +78,7 @@ async fn after_a_long_restart_the_old_number_stands_until_all_have_beaten_again(
     let saved = world.clock.now();
     // Longer than 2.5 sweeps; all but those who beat again are gone by the window.
     world.presence.beat(beat("film", "unsaved")).await.unwrap();
-    let world = world.restart(secs(599)).await;
+    let world = world.crash(secs(599)).await;
     let before = OnlineCount { online: Some(10), as_of: Some(saved), stale: true };
     assert_eq!(world.online("film").await, before);
     assert_eq!(world.online("new").await, OnlineCount::UNKNOWN);
@@ -109,7 +133,7 @@ async fn a_snapshot_from_the_future_is_not_vouched_for() {
     world.beat("film", "ann").await;
     world.run("snapshot").await;
     world.clock.jump(-7_200_000);
-    let world = world.restart(secs(1)).await;
+    let world = world.crash(secs(1)).await;
     let online = world.online("film").await;
     assert_eq!((online.online, online.stale), (Some(1), true));
     world.minutes(10).await;
@@ -132,7 +156,7 @@ async fn a_damaged_snapshot_is_lost_data_and_the_rest_is_used() {
         let mut transaction = world.sqlite.write().await.unwrap();
         sqlx::raw_sql(damage).execute(&mut *transaction).await.unwrap();
         transaction.commit().await.unwrap();
-        let world = world.restart(secs(1)).await;
+        let world = world.crash(secs(1)).await;
         assert!(world.held().0 >= 40);
         for number in 0..50 {
             let online = world.online(&format!("v{number}")).await;
