@@ -14,7 +14,7 @@ use super::{
     meters::Outcome,
     openapi::{ListPost, VideoPost},
     problem::ApiError,
-    sent::{BeatsSent, ViewerSent},
+    sent::{BeatsSent, SiteId, ViewerSent},
 };
 use crate::presence::Beat;
 
@@ -40,7 +40,7 @@ pub(super) struct BeatTaken {
     path = "/api/video/{videoId}/heartbeat",
     operation_id = "heartbeat",
     tag = "players",
-    params(("videoId" = Id, Path)),
+    params(("videoId" = Id, Path), ("userId" = Option<SiteId>, Query, description = "In place of the body's."), ("deviceId" = Option<SiteId>, Query, description = "In place of the body's.")),
     request_body(content(
         (ViewerSent = "application/json"),
         (ViewerSent = "application/x-www-form-urlencoded"),
@@ -89,7 +89,7 @@ pub(super) struct Left {
     path = "/api/video/{videoId}/leave",
     operation_id = "leave",
     tag = "players",
-    params(("videoId" = Id, Path)),
+    params(("videoId" = Id, Path), ("userId" = Option<SiteId>, Query, description = "In place of the body's."), ("deviceId" = Option<SiteId>, Query, description = "In place of the body's.")),
     request_body(content(
         (ViewerSent = "application/json"),
         (ViewerSent = "application/x-www-form-urlencoded"),

@@ -8,7 +8,7 @@ use axum::{
 };
 use utoipa::{
     IntoResponses, OpenApi, ToSchema,
-    openapi::{ContentBuilder, HeaderBuilder, Object, Ref, RefOr, ResponseBuilder, schema::Type},
+    openapi::{ContentBuilder, HeaderBuilder, Object, Ref, RefOr, Required, ResponseBuilder, schema::Type},
 };
 
 use super::{counts, health, heartbeat, many, metrics, plays, problem::Problem, top};
@@ -111,7 +111,15 @@ struct Document;
 /// The OpenAPI document of this API.
 #[must_use]
 pub fn document() -> utoipa::openapi::OpenApi {
-    Document::openapi()
+    let mut document = Document::openapi();
+    // The fields of a POST about one video may all stand in the query.
+    let single = |path: &str| path.starts_with("/api/video/");
+    for (_, item) in document.paths.paths.iter_mut().filter(|(path, _)| single(path)) {
+        if let Some(RefOr::T(body)) = item.post.as_mut().and_then(|post| post.request_body.as_mut()) {
+            body.required = Some(Required::False);
+        }
+    }
+    document
 }
 
 /// This document.

@@ -17,7 +17,7 @@ use super::{
     meters::Outcome,
     openapi::VideoPost,
     problem::ApiError,
-    sent::PlaySent,
+    sent::{PlaySent, SiteId},
 };
 use crate::plays::Recorded;
 
@@ -59,7 +59,7 @@ pub(super) struct PlayAccepted {
     path = "/api/video/{videoId}/play",
     operation_id = "play",
     tag = "players",
-    params(("videoId" = Id, Path)),
+    params(("videoId" = Id, Path), ("userId" = Option<SiteId>, Query, description = "In place of the body's."), ("deviceId" = Option<SiteId>, Query, description = "In place of the body's."), ("playId" = Option<SiteId>, Query, description = "In place of the body's.")),
     request_body(content(
         (PlaySent = "application/json"),
         (PlaySent = "application/x-www-form-urlencoded"),
