@@ -319,3 +319,15 @@ async fn a_lock_without_a_lease_is_given_one() {
     let life: i64 = world.redis_command(redis::cmd("TTL").arg(&lock)).await;
     assert!((1..=54).contains(&life), "{life}");
 }
+
+#[tokio::test]
+async fn what_is_no_video_leaves_the_registry_by_the_next_sweep() {
+    let world = World::redis().await;
+    world.beat("film", "ann").await;
+    let partition = video_id("film").partition();
+    let registry = world.key(&format!("video:active:{{{partition}}}"));
+    let () = world.redis_command(redis::cmd("ZADD").arg(&registry).arg(1).arg("no {video}")).await;
+    assert_eq!(world.swept_count("film").await, Some(1));
+    let members: Vec<String> = world.redis_command(redis::cmd("ZRANGE").arg(&registry).arg(0).arg(-1)).await;
+    assert_eq!(members, ["film"]);
+}

@@ -1,7 +1,7 @@
 //! Viewers in Redis, shared by any number of instances: a hash of viewers for each shard of a video.
 //!
 //! `merge` and `writer` carry beats there, `read` and `cache` bring counts back, `walk` counts while
-//! it drops who left, `since` tells lost data from few viewers. The sweep is `presence/sweep.rs`.
+//! it drops who left, `since` tells lost data from few viewers. The sweep is `presence/sweep/`.
 
 mod cache;
 mod form;

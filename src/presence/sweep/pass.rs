@@ -1,52 +1,34 @@
-//! The sweep: drops viewers who left, once an interval for the whole fleet, and refreshes counts.
-//!
-//! Each partition is swept for itself under a fleet lock that is kept after a good pass, so that
-//! the next pass comes an interval later, whoever makes it. A pass that lost its lock stops before
-//! its next write; whatever it did until then is right whoever else does it.
+//! One pass of a sweep through one partition.
 
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
     time::{Duration, Instant},
 };
 
-use async_trait::async_trait;
-use parking_lot::Mutex;
-use rand::RngExt;
-
-use super::{
-    in_redis::{
-        read::stamps,
-        since::{Cause, Known},
-        walk::{Walked, Walker},
-        writer::note_life,
-    },
-    shards::Shards,
-    tally::{Share, Tally},
-};
+use super::{Sweep, Swept};
 use crate::{
     clock::Timestamp,
-    config::Config,
     error::{Part, StoreError},
-    ids::{Partition, VideoId},
-    jobs::Job,
+    ids::VideoId,
+    presence::in_redis::{read::stamps, since::Cause, walk::Walked},
     store::{
-        lock::{Held, Lock, Taken},
-        redis::{Connection, Redis, reply},
+        lock::{Held, Lock},
+        redis::{Connection, reply},
         script::LuaScript,
     },
 };
 
 /// Stores the count of a video of more than one shard.
-pub(crate) static COUNT_STORE: LuaScript = LuaScript::new("count_store", include_str!("lua/count_store.lua"));
+pub(crate) static COUNT_STORE: LuaScript =
+    LuaScript::new("count_store", include_str!("../lua/count_store.lua"));
 
 /// Takes videos off the registry.
 pub(crate) static REGISTRY_LEAVE: LuaScript =
-    LuaScript::new("registry_leave", include_str!("lua/registry_leave.lua"));
+    LuaScript::new("registry_leave", include_str!("../lua/registry_leave.lua"));
 
 /// Ends a pass.
-pub(crate) static FINISH: LuaScript = LuaScript::new("finish", include_str!("lua/finish.lua"));
+pub(crate) static FINISH: LuaScript = LuaScript::new("finish", include_str!("../lua/finish.lua"));
 
 /// Videos whose shards are walked together.
 const VIDEOS_TOGETHER: usize = 64;
@@ -60,38 +42,8 @@ const RANKED: usize = 200;
 /// The life of a stored count.
 const COUNT_LIFE: Duration = Duration::from_secs(600);
 
-/// The sweep of one partition.
-pub struct Sweep {
-    redis: Redis,
-    partition: Partition,
-    shards: Shards,
-    walker: Walker,
-    interval: Duration,
-    window: Duration,
-    note_life: Duration,
-    /// Kept after a good pass; given back at the end of the service.
-    lock: Mutex<Option<Lock>>,
-    tally: Arc<Tally>,
-    known: Known,
-}
-
-/// What a pass found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Swept {
-    /// Videos on the registry.
-    pub videos: u64,
-    /// Shards that are not empty.
-    pub shards: u64,
-    /// Viewers dropped.
-    pub removed: u64,
-    /// Viewers left.
-    pub left: u64,
-    /// Viewers in the fullest shard.
-    pub fullest: u64,
-}
-
 /// A pass under way: it owns the lock, or thinks so.
-struct Pass<'a> {
+pub(super) struct Pass<'a> {
     sweep: &'a Sweep,
     connection: Connection,
     lock: Held,
@@ -100,86 +52,20 @@ struct Pass<'a> {
     ranking: BTreeSet<(Reverse<u64>, VideoId)>,
 }
 
-impl Sweep {
-    /// The sweep of `partition`.
-    pub(super) fn new(
-        redis: &Redis,
-        walker: &Walker,
-        config: &Config,
-        partition: Partition,
-        tally: &Arc<Tally>,
-        known: &Known,
-    ) -> Self {
+impl<'a> Pass<'a> {
+    /// A pass of `sweep`, whose lock was taken just now.
+    pub(super) fn begin(sweep: &'a Sweep, connection: Connection, lock: Lock) -> Self {
         Self {
-            walker: walker.clone(),
-            redis: redis.clone(),
-            partition,
-            shards: Shards::fixed(config.presence.shards),
-            interval: config.jobs.sweep_every,
-            window: config.presence.window,
-            note_life: note_life(&config.presence),
-            lock: Mutex::default(),
-            tally: tally.clone(),
-            known: known.clone(),
-        }
-    }
-
-    /// Makes a pass if it is due; `Err` with the time left where another instance makes it.
-    ///
-    /// # Errors
-    /// Redis failed, or the lock was lost; what was done until then is right.
-    pub async fn run_once(&self) -> Result<Result<Swept, Duration>, StoreError> {
-        let connection = self.redis.connection()?;
-        let key = self.redis.keys().sweep_lock(self.partition);
-        // 0.9 of an interval: whoever comes an interval later finds it free.
-        let lock = match Lock::take(&connection, key, self.interval.mul_f64(0.9)).await? {
-            Taken::Mine(lock) => lock,
-            Taken::Others(left) => return Ok(Err(left)),
-        };
-        *self.lock.lock() = Some(lock.clone());
-        let pass = Pass {
-            sweep: self,
-            connection: connection.clone(),
-            lock: Held::new(lock.clone()),
-            began: self.redis.clock().now(),
+            sweep,
+            connection,
+            lock: Held::new(lock),
+            began: sweep.redis.clock().now(),
             swept: Swept::default(),
             ranking: BTreeSet::new(),
-        };
-        let result = pass.run().await;
-        if result.is_err() {
-            self.lock.lock().take();
-            if let Err(error) = lock.release(&connection).await {
-                tracing::debug!(error = %error, "the lock of a failed sweep runs out by itself");
-            }
-        }
-        result.map(Ok)
-    }
-
-    fn report(&self, swept: &Swept, corrupt: u64, took: Duration) {
-        let Swept { videos, shards, removed, left, fullest } = *swept;
-        metrics::counter!("headcount_sweep_removed_total").increment(removed);
-        metrics::histogram!("headcount_sweep_duration_seconds").record(took.as_secs_f64());
-        let swept = self.redis.clock().now().secs();
-        self.tally.set(self.partition, Share { swept, videos, viewers: left, fullest_shard: fullest });
-        if videos > 0 || removed > 0 {
-            tracing::info!(
-                sweep.partition = %self.partition,
-                sweep.videos = videos,
-                sweep.shards = shards,
-                sweep.fields = left + removed,
-                sweep.removed = removed,
-                sweep.corrupt = corrupt,
-                sweep.left = left,
-                sweep.duration_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
-                "swept partition {}: {removed} viewers left, {left} watch {videos} videos",
-                self.partition,
-            );
         }
     }
-}
 
-impl Pass<'_> {
-    async fn run(mut self) -> Result<Swept, StoreError> {
+    pub(super) async fn run(mut self) -> Result<Swept, StoreError> {
         let started = Instant::now();
         self.mind_the_gap().await?;
         let videos = self.registry().await?;
@@ -250,6 +136,7 @@ impl Pass<'_> {
     async fn registry(&self) -> Result<Vec<(VideoId, i64)>, StoreError> {
         let key = self.sweep.redis.keys().active(self.sweep.partition);
         let mut videos = BTreeMap::new();
+        let mut strangers = Vec::new();
         let mut cursor = String::from("0");
         loop {
             let mut scan = redis::cmd("ZSCAN");
@@ -259,14 +146,21 @@ impl Pass<'_> {
                 match VideoId::parse(&video) {
                     #[expect(clippy::cast_possible_truncation, reason = "scores are Unix seconds")]
                     Ok(video) => drop(videos.insert(video, score as i64)),
-                    Err(error) => tracing::warn!(error = %error, "the registry holds what is no video id"),
+                    Err(_) => strangers.push(video),
                 }
             }
             if next == "0" {
-                return Ok(videos.into_iter().collect());
+                break;
             }
             cursor = next;
         }
+        if !strangers.is_empty() {
+            tracing::warn!(members = ?strangers, "the registry held what is no video id; it is removed");
+            let mut remove = redis::cmd("ZREM");
+            remove.arg(&key).arg(strangers);
+            self.connection.query::<i64>(remove).await?;
+        }
+        Ok(videos.into_iter().collect())
     }
 
     fn note(&mut self, video: &VideoId, walked: &Walked) {
@@ -336,53 +230,5 @@ impl Pass<'_> {
         }
         metrics::counter!("headcount_lock_lost_total").increment(1);
         Err(StoreError::unavailable(Part::Redis, "another instance has taken over the sweep"))
-    }
-}
-
-#[async_trait]
-impl Job for Sweep {
-    fn name(&self) -> &'static str {
-        "sweep"
-    }
-
-    /// Soon, so that counts are vouched for soon; not all partitions at once.
-    fn first_in(&self) -> Duration {
-        self.interval.min(Duration::from_secs(1)).mul_f64(rand::rng().random_range(0.0..1.0))
-    }
-
-    fn every(&self) -> Duration {
-        self.interval
-    }
-
-    /// The lock was given back: whoever is first makes the pass up.
-    fn retry_in(&self) -> Duration {
-        self.interval.mul_f64(0.1)
-    }
-
-    async fn run(&self) -> Result<Option<Duration>, StoreError> {
-        // That Redis is away is told once, by its keeper, and not by every partition.
-        if self.redis.connection().is_err() {
-            return Ok(Some(self.retry_in()));
-        }
-        match self.run_once().await? {
-            Ok(_) => Ok(None),
-            Err(left) => {
-                let swept = self.redis.clock().now().secs();
-                self.tally.set(self.partition, Share { swept, ..Share::default() });
-                // A little after the lock runs out. Much later, and one instance does all the work;
-                // sooner, and there are more sweeps than intervals.
-                let late = rand::rng().random_range(0.05..0.15);
-                Ok(Some(left + self.interval.mul_f64(late)))
-            }
-        }
-    }
-
-    async fn finish(&self) {
-        let lock = self.lock.lock().take();
-        if let (Some(lock), Ok(connection)) = (lock, self.redis.connection())
-            && let Err(error) = lock.release(&connection).await
-        {
-            tracing::debug!(error = %error, "the sweep's lock runs out by itself");
-        }
     }
 }

@@ -1,0 +1,179 @@
+//! The sweep: drops viewers who left, once an interval for the whole fleet, and refreshes counts.
+//!
+//! Each partition is swept for itself under a fleet lock that is kept after a good pass, so that
+//! the next pass comes an interval later, whoever makes it. A pass that lost its lock stops before
+//! its next write; whatever it did until then is right whoever else does it.
+
+mod pass;
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use rand::RngExt;
+
+use self::pass::Pass;
+pub(crate) use self::pass::{COUNT_STORE, FINISH, REGISTRY_LEAVE};
+use super::{
+    in_redis::{since::Known, walk::Walker, writer::note_life},
+    shards::Shards,
+    tally::{Share, Tally},
+};
+use crate::{
+    config::Config,
+    error::StoreError,
+    ids::Partition,
+    jobs::Job,
+    store::{
+        lock::{Lock, Taken},
+        redis::Redis,
+    },
+};
+
+/// The sweep of one partition.
+pub struct Sweep {
+    redis: Redis,
+    partition: Partition,
+    shards: Shards,
+    walker: Walker,
+    interval: Duration,
+    window: Duration,
+    note_life: Duration,
+    /// Kept after a good pass; given back at the end of the service.
+    lock: Mutex<Option<Lock>>,
+    tally: Arc<Tally>,
+    known: Known,
+}
+
+/// What a pass found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// Videos on the registry.
+    pub videos: u64,
+    /// Shards that are not empty.
+    pub shards: u64,
+    /// Viewers dropped.
+    pub removed: u64,
+    /// Viewers left.
+    pub left: u64,
+    /// Viewers in the fullest shard.
+    pub fullest: u64,
+}
+
+impl Sweep {
+    /// The sweep of `partition`.
+    pub(super) fn new(
+        redis: &Redis,
+        walker: &Walker,
+        config: &Config,
+        partition: Partition,
+        tally: &Arc<Tally>,
+        known: &Known,
+    ) -> Self {
+        Self {
+            walker: walker.clone(),
+            redis: redis.clone(),
+            partition,
+            shards: Shards::fixed(config.presence.shards),
+            interval: config.jobs.sweep_every,
+            window: config.presence.window,
+            note_life: note_life(&config.presence),
+            lock: Mutex::default(),
+            tally: tally.clone(),
+            known: known.clone(),
+        }
+    }
+
+    /// Makes a pass if it is due; `Err` with the time left where another instance makes it.
+    ///
+    /// # Errors
+    /// Redis failed, or the lock was lost; what was done until then is right.
+    pub async fn run_once(&self) -> Result<Result<Swept, Duration>, StoreError> {
+        let connection = self.redis.connection()?;
+        let key = self.redis.keys().sweep_lock(self.partition);
+        // 0.9 of an interval: whoever comes an interval later finds it free.
+        let lock = match Lock::take(&connection, key, self.interval.mul_f64(0.9)).await? {
+            Taken::Mine(lock) => lock,
+            Taken::Others(left) => return Ok(Err(left)),
+        };
+        *self.lock.lock() = Some(lock.clone());
+        let result = Pass::begin(self, connection.clone(), lock.clone()).run().await;
+        if result.is_err() {
+            self.lock.lock().take();
+            if let Err(error) = lock.release(&connection).await {
+                tracing::debug!(error = %error, "the lock of a failed sweep runs out by itself");
+            }
+        }
+        result.map(Ok)
+    }
+
+    fn report(&self, swept: &Swept, corrupt: u64, took: Duration) {
+        let Swept { videos, shards, removed, left, fullest } = *swept;
+        metrics::counter!("headcount_sweep_removed_total").increment(removed);
+        metrics::histogram!("headcount_sweep_duration_seconds").record(took.as_secs_f64());
+        let swept = self.redis.clock().now().secs();
+        self.tally.set(self.partition, Share { swept, videos, viewers: left, fullest_shard: fullest });
+        if videos > 0 || removed > 0 {
+            tracing::info!(
+                sweep.partition = %self.partition,
+                sweep.videos = videos,
+                sweep.shards = shards,
+                sweep.fields = left + removed,
+                sweep.removed = removed,
+                sweep.corrupt = corrupt,
+                sweep.left = left,
+                sweep.duration_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+                "swept partition {}: {removed} viewers left, {left} watch {videos} videos",
+                self.partition,
+            );
+        }
+    }
+}
+
+#[async_trait]
+impl Job for Sweep {
+    fn name(&self) -> &'static str {
+        "sweep"
+    }
+
+    /// Soon, so that counts are vouched for soon; not all partitions at once.
+    fn first_in(&self) -> Duration {
+        self.interval.min(Duration::from_secs(1)).mul_f64(rand::rng().random_range(0.0..1.0))
+    }
+
+    fn every(&self) -> Duration {
+        self.interval
+    }
+
+    /// The lock was given back: whoever is first makes the pass up.
+    fn retry_in(&self) -> Duration {
+        self.interval.mul_f64(0.1)
+    }
+
+    async fn run(&self) -> Result<Option<Duration>, StoreError> {
+        // That Redis is away is told once, by its keeper, and not by every partition.
+        if self.redis.connection().is_err() {
+            return Ok(Some(self.retry_in()));
+        }
+        match self.run_once().await? {
+            Ok(_) => Ok(None),
+            Err(left) => {
+                let swept = self.redis.clock().now().secs();
+                self.tally.set(self.partition, Share { swept, ..Share::default() });
+                // A little after the lock runs out. Much later, and one instance does all the work;
+                // sooner, and there are more sweeps than intervals.
+                let late = rand::rng().random_range(0.05..0.15);
+                Ok(Some(left + self.interval.mul_f64(late)))
+            }
+        }
+    }
+
+    async fn finish(&self) {
+        let lock = self.lock.lock().take();
+        if let (Some(lock), Ok(connection)) = (lock, self.redis.connection())
+            && let Err(error) = lock.release(&connection).await
+        {
+            tracing::debug!(error = %error, "the sweep's lock runs out by itself");
+        }
+    }
+}
