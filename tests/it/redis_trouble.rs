@@ -5,6 +5,7 @@ use std::time::Duration;
 use headcount::{
     config::{Ack, SecretUrl},
     error::StoreError,
+    lifecycle::Stopped,
 };
 
 use crate::{
@@ -160,4 +161,28 @@ async fn a_redis_that_became_a_replica_is_left_until_it_is_a_primary_again() {
     promote.arg("NO").arg("ONE");
     redis.query::<String>(promote).await.unwrap();
     well(&world).await;
+}
+
+/// Plays that were accepted are worth a wait of up to `server.drain`.
+#[tokio::test]
+async fn a_stop_while_redis_is_gone_waits_with_the_plays_that_were_accepted() {
+    let mut redis = OwnRedis::start(&durable()).await;
+    let world = World::redis_with(|config| {
+        config.redis.url = SecretUrl::new(redis.url(""));
+        config.plays.ack = Ack::Received;
+        config.plays.linger = secs(3);
+    })
+    .await;
+    redis.kill().await;
+    let mut accepted = 0;
+    for viewer in 0..50 {
+        let play = crate::world::a_play("film", Some(&format!("viewer-{viewer}")), None);
+        accepted += u64::from(world.stores.plays.record(play).await.is_ok());
+    }
+    assert!(accepted > 0);
+    world.lifecycle.stop();
+    let (stopped, ()) = futures::future::join(world.lifecycle.run(), redis.start_again()).await;
+    assert_eq!(stopped, Stopped::Drained);
+    let next = world.another().await;
+    assert_eq!(next.plays("film").await.plays, Some(accepted));
 }
