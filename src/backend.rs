@@ -122,11 +122,12 @@ impl HealthCheck for RedisHealth {
 
 #[cfg(test)]
 mod tests {
-    use std::{path::Path, time::Duration};
+    use std::{collections::HashMap, path::Path, time::Duration};
 
     use super::*;
     use crate::{
         clock::{ManualClock, Timestamp},
+        config::load::load,
         ids::{UserId, VideoId, ViewerId},
         lifecycle::Stopped,
         plays::{Play, Recorded},
@@ -134,10 +135,7 @@ mod tests {
     };
 
     fn config(file: &Path) -> Config {
-        let defaults =
-            ::config::File::from_str(include_str!("../config/default.toml"), ::config::FileFormat::Toml);
-        let config = ::config::Config::builder().add_source(defaults).build().unwrap();
-        let mut config: Config = config.try_deserialize().unwrap();
+        let mut config = load(None, Some(HashMap::new())).unwrap().config;
         config.embedded.path = file.to_owned();
         config
     }

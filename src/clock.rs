@@ -61,6 +61,11 @@ impl Timestamp {
     }
 }
 
+/// A duration in whole milliseconds, as Redis and atomics take it.
+pub(crate) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
 impl std::ops::Add<Duration> for Timestamp {
     type Output = Self;
 

@@ -20,6 +20,14 @@ use crate::{
     ids::{VideoId, ViewerId},
 };
 
+/// Hidden browser tabs beat about once a minute, whatever they were told.
+const HIDDEN_TAB_BEAT: Duration = Duration::from_secs(60);
+
+/// The longest time that may pass between two beats of somebody who is watching.
+fn longest_beat_interval(heartbeat_every: Duration) -> Duration {
+    heartbeat_every.max(HIDDEN_TAB_BEAT)
+}
+
 /// "This viewer is playing this video."
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Beat {

@@ -11,7 +11,10 @@ use super::{
     redis::{Connection, reply},
     script::LuaScript,
 };
-use crate::error::{Part, StoreError};
+use crate::{
+    clock::millis,
+    error::{Part, StoreError},
+};
 
 /// Prolongs a lock.
 pub static RENEW: LuaScript = LuaScript::new("lock_renew", include_str!("lua/lock_renew.lua"));
@@ -132,8 +135,4 @@ impl Held {
         self.confirmed = asked;
         Ok(())
     }
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

@@ -8,7 +8,7 @@ use std::{sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 
-use crate::clock::{Clock, Timestamp};
+use crate::clock::{Clock, Timestamp, millis};
 
 /// A difference between two clocks that is no longer taken for measurement noise.
 pub const TOLERATED_SKEW: Duration = Duration::from_secs(2);
@@ -127,10 +127,6 @@ impl StoreClock {
         }
         self.clock.monotonic() >= self.state.lock().cautious_until
     }
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -12,10 +12,7 @@ use super::{
     Settings,
     snapshot::{Found, Saved},
 };
-use crate::{clock::Timestamp, ids::VideoId, store::time::TOLERATED_SKEW};
-
-/// How seldom a player beats whose browser tab is hidden.
-const HIDDEN_TAB: Duration = Duration::from_secs(60);
+use crate::{clock::Timestamp, ids::VideoId, presence::longest_beat_interval, store::time::TOLERATED_SKEW};
 
 #[derive(Debug)]
 pub(super) struct Doubt {
@@ -34,7 +31,7 @@ struct Before {
 impl Doubt {
     /// What a snapshot leaves in doubt that is found at `now`, or at `monotonic` on the other clock.
     pub(super) fn of(found: &Found, settings: &Settings, now: Timestamp, monotonic: Duration) -> Self {
-        let over_after = 2 * settings.heartbeat_every.max(HIDDEN_TAB);
+        let over_after = 2 * longest_beat_interval(settings.heartbeat_every);
         let lasts = match found.saved {
             _ if found.damaged => over_after,
             None => Duration::ZERO,

@@ -28,12 +28,12 @@ use self::{
     doubt::Doubt,
     saver::Saver,
     snapshot::{Found, Saved},
-    sweep::{Ranked, Sweep, millis},
+    sweep::{Ranked, Sweep},
     viewers::Shard,
 };
 use super::{Beat, OnlineCount, Presence, Ranking};
 use crate::{
-    clock::{Clock, Timestamp},
+    clock::{Clock, Timestamp, millis},
     count_reads::CountReads,
     error::{Part, StoreError},
     ids::VideoId,

@@ -13,7 +13,12 @@ use super::{
     InMemoryPresence,
     viewers::{Rule, Walk},
 };
-use crate::{clock::Timestamp, error::StoreError, ids::VideoId, jobs::Job};
+use crate::{
+    clock::{Timestamp, millis},
+    error::StoreError,
+    ids::VideoId,
+    jobs::Job,
+};
 
 /// Videos in the ranking.
 const RANKED: usize = 200;
@@ -152,8 +157,4 @@ impl Top {
             .filter(|(video, _)| told.insert(video.clone()))
             .collect()
     }
-}
-
-pub(super) fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

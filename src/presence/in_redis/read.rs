@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     cache::{AtHand, Counts, Loaded},
-    since::{Memory, Since, longest_beat_interval},
+    since::{Memory, Since},
     walk::Walker,
 };
 use crate::{
@@ -21,7 +21,7 @@ use crate::{
     count_reads::CountReads,
     error::StoreError,
     ids::{Partition, VideoId},
-    presence::{OnlineCount, shards::Shards},
+    presence::{OnlineCount, longest_beat_interval, shards::Shards},
     store::{
         keys::Keys,
         redis::{Connection, Redis, reply},

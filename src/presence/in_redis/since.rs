@@ -25,14 +25,6 @@ use crate::{
 /// Reads and, where it must, writes a partition's stamp.
 pub(crate) static SINCE: LuaScript = LuaScript::new("since", include_str!("../lua/since.lua"));
 
-/// Hidden browser tabs beat about once a minute, whatever they were told.
-const HIDDEN_TAB_BEAT: Duration = Duration::from_secs(60);
-
-/// The longest time that may pass between two beats of somebody who is watching.
-pub(crate) fn longest_beat_interval(heartbeat_every: Duration) -> Duration {
-    heartbeat_every.max(HIDDEN_TAB_BEAT)
-}
-
 /// A partition's stamp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Since {
@@ -155,6 +147,7 @@ impl Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::presence::longest_beat_interval;
 
     fn partition() -> Partition {
         Partition::all().next().unwrap()

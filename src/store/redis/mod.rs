@@ -28,6 +28,7 @@ pub use self::{
 };
 use super::{keys::Keys, script::LuaScript, time::StoreClock};
 use crate::{
+    clock::millis,
     config,
     error::{Part, StoreError},
     lifecycle::{Lifecycle, Phase},
@@ -267,8 +268,4 @@ fn info(section: &str) -> Cmd {
 #[must_use]
 pub fn info_field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
