@@ -11,8 +11,9 @@ WORKDIR /build
 # The dependencies, in a layer that stays until Cargo.toml or Cargo.lock changes: the crate is empty
 # here. Cargo wants the file of every target that the manifest names.
 COPY Cargo.toml Cargo.lock ./
-RUN mkdir src benches \
-    && touch src/lib.rs \
+COPY tests tests
+RUN mkdir src benches tests/*/src \
+    && touch src/lib.rs tests/*/src/lib.rs \
     && echo 'fn main() {}' > src/main.rs \
     && sed -n '/^\[\[bench\]\]/,/^$/ s/^name = "\(.*\)"/\1/p' Cargo.toml \
         | while read -r bench; do cp src/main.rs "benches/$bench.rs"; done \

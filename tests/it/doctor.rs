@@ -6,7 +6,9 @@ use headcount::{
     doctor::{Report, Verdict, examine},
 };
 
-use crate::{own_redis::OwnRedis, world::service};
+use headcount_support::OwnRedis;
+
+use crate::world::service;
 
 fn settings(redis: &str) -> Config {
     let mut config = load(None, Some(std::collections::HashMap::new())).unwrap().config;

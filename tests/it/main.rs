@@ -20,7 +20,6 @@ macro_rules! on_both_backends {
 mod delivery;
 mod doctor;
 mod drain;
-mod own_redis;
 mod plays_laws;
 mod presence_laws;
 mod presence_redis;

@@ -8,10 +8,9 @@ use headcount::{
     lifecycle::Stopped,
 };
 
-use crate::{
-    own_redis::OwnRedis,
-    world::{World, eventually, secs},
-};
+use headcount_support::OwnRedis;
+
+use crate::world::{World, eventually, secs};
 
 /// What a caller may have to wait at most, however slow the machine: far above the deadline.
 const LONG: Duration = Duration::from_secs(20);

@@ -12,6 +12,7 @@ use headcount::{
     plays::{Play, PlayCount, Recorded},
     presence::{Beat, OnlineCount},
 };
+pub use headcount_support::{eventually, service};
 use uuid::Uuid;
 
 /// Where every test's clock begins.
@@ -238,21 +239,6 @@ pub fn a_play(video: &str, viewer: Option<&str>, play: Option<&str>) -> Play {
 
 pub fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)
-}
-
-/// Waits for a fact, for as long as a slow machine may need.
-pub async fn eventually(fact: &str, mut holds: impl AsyncFnMut() -> bool) {
-    let until = tokio::time::Instant::now() + PATIENCE;
-    while !holds().await {
-        assert!(tokio::time::Instant::now() < until, "it never came true: {fact}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-}
-
-/// The address of a server that `scripts/with-services` started.
-#[expect(clippy::disallowed_methods, reason = "how scripts/with-services hands servers to tests")]
-pub fn service(variable: &str) -> String {
-    std::env::var(variable).unwrap_or_else(|_| panic!("{variable} is not set: run scripts/test"))
 }
 
 /// A database of its own for one test.

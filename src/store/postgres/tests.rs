@@ -13,9 +13,7 @@ use crate::{
 
 /// The way to an empty database of a test's own.
 pub(crate) async fn settings() -> config::Postgres {
-    #[expect(clippy::disallowed_methods, reason = "where the tests' server is")]
-    let server = std::env::var("TEST_POSTGRES_URL")
-        .expect("TEST_POSTGRES_URL is not set: run scripts/with-services cargo test");
+    let server = headcount_support::service("TEST_POSTGRES_URL");
     let name = format!("test_{}", Uuid::now_v7().simple());
     let create = sqlx::AssertSqlSafe(format!("create database {name}"));
     let mut connection = sqlx::PgConnection::connect(&server).await.unwrap();

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Plays, Proxy, World, eventually, proxy::Way, video, world};
+use super::{Plays, Proxy, Way, World, eventually, video, world};
 use crate::{
     clock::{ManualClock, Timestamp},
     config::SecretUrl,
@@ -26,7 +26,7 @@ async fn world_of_broken_ways() -> (World, Arc<ManualClock>, Proxy, Proxy) {
 
 impl World {
     async fn until_postgres_is_missed(&self) {
-        eventually("postgres is missed", || async { self.postgres.is_down() }).await;
+        eventually("postgres is missed", async || self.postgres.is_down()).await;
     }
 }
 
@@ -36,7 +36,7 @@ async fn without_redis_the_last_good_number_is_told_as_stale_for_the_window() {
     world.played("1", 5).await;
     let good = world.count(&video("1")).await;
     redis.set(Way::Cut);
-    eventually("redis is missed", || async { world.redis.connection().is_err() }).await;
+    eventually("redis is missed", async || world.redis.connection().is_err()).await;
     clock.advance(Duration::from_millis(900));
     assert_eq!(world.count(&video("1")).await, good, "it was asked a moment ago");
     clock.advance(Duration::from_millis(599_100));
@@ -45,7 +45,7 @@ async fn without_redis_the_last_good_number_is_told_as_stale_for_the_window() {
     clock.advance(Duration::from_millis(1));
     assert_eq!(world.count(&video("1")).await, PlayCount::UNKNOWN);
     redis.set(Way::Open);
-    eventually("redis is back", || async { world.redis.connection().is_ok() }).await;
+    eventually("redis is back", async || world.redis.connection().is_ok()).await;
     let count = world.count(&video("1")).await;
     assert_eq!((count.plays, count.stale), (Some(5), false));
 }
@@ -86,7 +86,7 @@ async fn without_postgres_a_total_that_redis_doesnt_keep_is_the_last_good_one_or
         assert_eq!(world.count(&video("1")).await, PlayCount { stale: true, ..good }, "{broken:?}");
         assert_eq!(world.fresh_count("1").await, PlayCount::UNKNOWN, "{broken:?}");
         postgres.set(Way::Open);
-        eventually("postgres is back", || async { !world.postgres.is_down() }).await;
+        eventually("postgres is back", async || !world.postgres.is_down()).await;
     }
     let count = world.count(&video("1")).await;
     assert_eq!((count.plays, count.stale), (Some(7), false));
@@ -113,7 +113,7 @@ async fn a_service_starts_while_postgres_is_away_and_flushes_once_it_is_there() 
     let lifecycle = crate::lifecycle::Lifecycle::new(Duration::ZERO, Duration::from_secs(20));
     let postgres = crate::store::postgres::Postgres::new(&config.postgres).unwrap();
     postgres.start(&lifecycle);
-    eventually("postgres is missed", || async { postgres.is_down() }).await;
+    eventually("postgres is missed", async || postgres.is_down()).await;
     assert!(!postgres.is_migrated());
     let unmigrated = World::open_on(direct, config, ManualClock::at(NOW), postgres.clone(), lifecycle).await;
     unmigrated.played("1", 5).await;
@@ -122,7 +122,7 @@ async fn a_service_starts_while_postgres_is_away_and_flushes_once_it_is_there() 
     }
     assert_eq!(unmigrated.delta("1").await, 5);
     proxy.set(Way::Open);
-    eventually("the schema is there", || async { postgres.is_migrated() }).await;
+    eventually("the schema is there", async || postgres.is_migrated()).await;
     for job in unmigrated.plays.jobs() {
         job.run().await.unwrap();
     }

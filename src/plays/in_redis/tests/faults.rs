@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{OwnRedis, Plays, Proxy, World, eventually, play, proxy::Way, video, world};
+use super::{OwnRedis, Plays, Proxy, Way, World, eventually, play, video, world};
 use crate::{
     clock::{SystemClock, Timestamp},
     config::{Ack, Config, SecretUrl},
@@ -24,7 +24,7 @@ async fn behind_a_proxy(change: impl FnOnce(&mut Config)) -> (World, Proxy) {
 
 impl World {
     async fn record_when_back(&self, play: &Play) -> Recorded {
-        eventually("redis is back", || async { self.redis.connection().is_ok() }).await;
+        eventually("redis is back", async || self.redis.connection().is_ok()).await;
         self.record(play.clone()).await.unwrap()
     }
 }
@@ -48,7 +48,7 @@ async fn a_play_that_never_arrived_counts_when_it_is_sent_again() {
     let (world, proxy) = behind_a_proxy(|_| {}).await;
     let sent = play("1", "ann", "x1");
     proxy.set(Way::Cut);
-    eventually("redis is gone", || async { world.redis.connection().is_err() }).await;
+    eventually("redis is gone", async || world.redis.connection().is_err()).await;
     let result = world.record(sent.clone()).await;
     assert!(matches!(result, Err(StoreError::Unavailable { .. })), "{result:?}");
     proxy.set(Way::Open);
@@ -62,7 +62,7 @@ async fn what_was_just_counted_is_answered_without_redis() {
     let sent = play("1", "ann", "x1");
     assert_eq!(world.record(sent.clone()).await.unwrap(), Recorded::Counted);
     proxy.set(Way::Cut);
-    eventually("redis is gone", || async { world.redis.connection().is_err() }).await;
+    eventually("redis is gone", async || world.redis.connection().is_err()).await;
     assert_eq!(world.record(sent).await.unwrap(), Recorded::Duplicate);
     assert_eq!(world.record(play("1", "ann", "")).await.unwrap(), Recorded::Duplicate);
     assert_eq!(world.record(play("1", "ben", "x1")).await.unwrap(), Recorded::Duplicate);
@@ -96,8 +96,8 @@ async fn beyond_max_pending_plays_are_refused_at_once() {
 
 #[tokio::test]
 async fn out_of_memory_is_unavailable_for_plays_and_the_flush_still_makes_room() {
-    let server = OwnRedis::start().await;
-    let world = World::with(|config| config.redis.url = SecretUrl::new(server.url())).await;
+    let server = OwnRedis::start(&["--maxmemory-policy", "noeviction"]).await;
+    let world = World::with(|config| config.redis.url = SecretUrl::new(server.url(""))).await;
     world.record(play("1", "ann", "")).await.unwrap();
     world.ask::<String>("CONFIG SET maxmemory 1").await;
     let result = world.record(play("1", "ben", "")).await;
@@ -123,7 +123,7 @@ async fn received_plays_are_accepted_and_counted_within_linger() {
     }
     proxy.set(Way::Open);
     let reader = world.instance();
-    let counted = || async { reader.counts(&[video("1")]).await[0].plays == Some(2) };
+    let counted = async || reader.counts(&[video("1")]).await[0].plays == Some(2);
     eventually("they are counted", counted).await;
     assert_eq!(world.record(play("1", "ann", "")).await.unwrap(), Recorded::Duplicate);
 }
@@ -133,13 +133,13 @@ async fn received_plays_are_refused_once_the_oldest_waits_longer_than_linger() {
     let (world, proxy) = behind_a_proxy(received).await;
     proxy.set(Way::Cut);
     world.record(play("1", "ann", "")).await.unwrap();
-    eventually("it is refused", || async {
+    eventually("it is refused", async || {
         matches!(world.record(play("1", "ben", "")).await, Err(StoreError::Unavailable { .. }))
     })
     .await;
     proxy.set(Way::Open);
-    eventually("it is taken", || async { world.record(play("1", "ben", "")).await.is_ok() }).await;
-    eventually("both are counted", || async { world.count(&video("1")).await.plays == Some(2) }).await;
+    eventually("it is taken", async || world.record(play("1", "ben", "")).await.is_ok()).await;
+    eventually("both are counted", async || world.count(&video("1")).await.plays == Some(2)).await;
 }
 
 #[tokio::test]

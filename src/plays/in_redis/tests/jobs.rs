@@ -117,7 +117,7 @@ async fn the_jobs_flush_by_themselves() {
     }
     for id in ["1", "2", "3"] {
         world.played(id, 2).await;
-        eventually("it is flushed", || async { world.views(&video(id)).await == 2 }).await;
+        eventually("it is flushed", async || world.views(&video(id)).await == 2).await;
     }
     assert_eq!(watch.stuck(), [""; 0]);
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chrono::NaiveDate;
 
-use super::{Plays, Proxy, World, eventually, play, proxy::Way, sibling, video, world};
+use super::{Plays, Proxy, Way, World, eventually, play, sibling, video, world};
 use crate::{
     clock::{SystemClock, Timestamp},
     config::SecretUrl,
@@ -98,7 +98,7 @@ async fn while_the_database_is_away_plays_are_taken_and_totals_read_and_all_of_i
     world.flush_all().await;
     assert_eq!(world.count(&video("1")).await.plays, Some(5));
     proxy.set(Way::Cut);
-    eventually("it is missed", || async { world.postgres.is_down() }).await;
+    eventually("it is missed", async || world.postgres.is_down()).await;
     for viewer in 0..20 {
         let recorded = world.record(play("1", &format!("v{viewer}"), "")).await;
         assert!(matches!(recorded, Ok(Recorded::Counted)), "{recorded:?}");
@@ -109,7 +109,7 @@ async fn while_the_database_is_away_plays_are_taken_and_totals_read_and_all_of_i
     let (pending, refused) = world.plays.upkeep.count_waiting(&world.connection()).await.unwrap();
     assert_eq!((pending, refused), (20.0, 0));
     proxy.set(Way::Open);
-    eventually("it is back", || async { !world.postgres.is_down() }).await;
+    eventually("it is back", async || !world.postgres.is_down()).await;
     world.flush_all().await;
     assert_eq!(world.views(&video("1")).await, 25);
     assert_eq!(world.plays.upkeep.count_waiting(&world.connection()).await.unwrap(), (0.0, 0));
@@ -126,7 +126,7 @@ async fn a_commit_whose_answer_was_lost_is_found_by_its_id() {
     assert_eq!(world.delta("1").await, 5, "and nobody knows");
     assert_eq!(world.instance().counts(&[video("1")]).await[0].plays, Some(5), "but reads find out");
     proxy.set(Way::Open);
-    eventually("it is flushed", || async { world.flush(&video("1")).await.is_ok() }).await;
+    eventually("it is flushed", async || world.flush(&video("1")).await.is_ok()).await;
     assert_eq!(world.views(&video("1")).await, 5);
     world.assert_nothing_waits().await;
 }

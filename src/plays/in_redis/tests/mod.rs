@@ -6,18 +6,14 @@ mod faults;
 mod flush;
 mod jobs;
 mod ledger;
-mod proxy;
 mod read;
 mod record;
 mod scripts;
-mod server;
 mod viewers;
 mod world;
 
-use self::{
-    proxy::Proxy,
-    server::OwnRedis,
-    world::{World, eventually, play, sibling, video},
-};
+use headcount_support::{OwnRedis, Proxy, Way, eventually};
+
+use self::world::{World, play, sibling, video};
 use super::RedisPlays;
 use crate::plays::Plays;

@@ -124,7 +124,7 @@ async fn after_the_window_a_viewer_counts_again() {
     let world = World::with(|config| config.plays.dedupe_window = Duration::from_secs(1)).await;
     assert!(matches!(world.record(play("1", "ann", "")).await, Ok(Recorded::Counted)));
     assert!(matches!(world.record(play("1", "ann", "")).await, Ok(Recorded::Duplicate)));
-    eventually("it counts again", || async {
+    eventually("it counts again", async || {
         matches!(world.record(play("1", "ann", "")).await, Ok(Recorded::Counted))
     })
     .await;
@@ -146,8 +146,8 @@ async fn each_of_200_000_viewers_counts_and_unique_viewers_are_right_within_2_pe
 
 #[tokio::test]
 async fn scripts_that_redis_lost_are_loaded_again() {
-    let server = OwnRedis::start().await;
-    let world = World::with(|config| config.redis.url = SecretUrl::new(server.url())).await;
+    let server = OwnRedis::start(&["--maxmemory-policy", "noeviction"]).await;
+    let world = World::with(|config| config.redis.url = SecretUrl::new(server.url(""))).await;
     world.ask::<String>("SCRIPT FLUSH").await;
     assert!(matches!(world.record(play("1", "ann", "")).await, Ok(Recorded::Counted)));
     world.ask::<String>("SCRIPT FLUSH").await;

@@ -1,7 +1,8 @@
 //! One deployment for one test.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
+use headcount_support::{eventually, service};
 use redis::{Cmd, FromRedisValue};
 use uuid::Uuid;
 
@@ -29,11 +30,6 @@ pub(super) struct World {
     clock: Arc<dyn Clock>,
 }
 
-fn variable(name: &str) -> String {
-    #[expect(clippy::disallowed_methods, reason = "where the tests' servers are")]
-    std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: run scripts/with-services cargo test"))
-}
-
 /// The settings of a test: a prefix and an empty database of its own.
 pub(super) async fn settings() -> Config {
     let mut config: Config = ::config::Config::builder()
@@ -46,7 +42,7 @@ pub(super) async fn settings() -> Config {
         .try_deserialize()
         .unwrap();
     let name = format!("test_{}", Uuid::now_v7().simple());
-    config.redis.url = SecretUrl::new(variable("TEST_REDIS_URL"));
+    config.redis.url = SecretUrl::new(service("TEST_REDIS_URL"));
     config.redis.prefix = format!("{name}:");
     config.redis.batch_min_age = Duration::ZERO;
     // Machines that test are slow at times; tests of the deadline set their own.
@@ -82,7 +78,7 @@ impl World {
         let lifecycle = Lifecycle::new(Duration::ZERO, Duration::from_secs(20));
         let postgres = Postgres::new(&config.postgres).unwrap();
         postgres.start(&lifecycle);
-        eventually("the schema is there", || async { postgres.is_migrated() }).await;
+        eventually("the schema is there", async || postgres.is_migrated()).await;
         Self::open_on(direct, config, clock, postgres, lifecycle).await
     }
 
@@ -164,7 +160,7 @@ impl World {
     pub(super) async fn operate(&self, sql: &str) {
         let url = self.config.postgres.url.expose();
         let mut url = url::Url::parse(url).unwrap();
-        let server = url::Url::parse(&variable("TEST_POSTGRES_URL")).unwrap();
+        let server = url::Url::parse(&service("TEST_POSTGRES_URL")).unwrap();
         url.set_port(server.port()).unwrap();
         let mut connection = <sqlx::PgConnection as sqlx::Connection>::connect(url.as_str()).await.unwrap();
         sqlx::raw_sql(sqlx::AssertSqlSafe(sql.to_owned())).execute(&mut connection).await.unwrap();
@@ -179,7 +175,7 @@ async fn redis_of(config: &Config, clock: &Arc<dyn Clock>, lifecycle: &Lifecycle
     let store_clock = Arc::new(StoreClock::new(clock.clone(), Duration::from_secs(60)));
     let redis = Redis::new(&config.redis, store_clock, SCRIPTS.to_vec()).unwrap();
     redis.start(lifecycle);
-    eventually("redis is connected", || async { redis.connection().is_ok() }).await;
+    eventually("redis is connected", async || redis.connection().is_ok()).await;
     redis
 }
 
@@ -190,16 +186,6 @@ pub(super) fn command_of(text: &str) -> Cmd {
         command.arg(word);
     }
     command
-}
-
-/// Waits for a fact.
-pub(super) async fn eventually<F: Future<Output = bool>>(what: &str, is_so: impl Fn() -> F) {
-    let waiting = async {
-        while !is_so().await {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    assert!(tokio::time::timeout(Duration::from_secs(60), waiting).await.is_ok(), "never came: {what}");
 }
 
 pub(super) fn video(id: &str) -> VideoId {

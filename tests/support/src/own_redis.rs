@@ -4,7 +4,7 @@ use std::{path::PathBuf, process::Stdio};
 
 use tokio::process::{Child, Command};
 
-use crate::world::eventually;
+use crate::eventually;
 
 /// Ended when dropped.
 pub struct OwnRedis {
@@ -15,6 +15,7 @@ pub struct OwnRedis {
 }
 
 impl OwnRedis {
+    /// Starts one with these settings, on a socket of its own.
     pub async fn start(settings: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("redis.sock");
@@ -47,6 +48,7 @@ impl OwnRedis {
         self.process.kill().await.unwrap();
     }
 
+    /// Starts it again over what it left on disk.
     pub async fn start_again(&mut self) {
         self.process = Self::spawn(&self.folder, &self.socket, &self.settings);
         self.answers().await;
@@ -58,12 +60,18 @@ impl OwnRedis {
         assert!(Command::new("kill").args([signal, &pid]).status().await.unwrap().success());
     }
 
+    /// Asks it one thing, on a connection made for that.
+    ///
+    /// # Errors
+    /// It is away or refuses.
     pub async fn query<T: redis::FromRedisValue>(&self, command: redis::Cmd) -> redis::RedisResult<T> {
         let client = redis::Client::open(self.url(""))?;
         let mut connection = client.get_multiplexed_async_connection().await?;
         command.query_async(&mut connection).await
     }
 
+    /// Where it is; `query` is put behind.
+    #[must_use]
     pub fn url(&self, query: &str) -> String {
         format!("unix://{}{query}", self.socket.display())
     }

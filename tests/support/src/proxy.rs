@@ -11,7 +11,7 @@ use tokio::{
 
 /// What the way does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub enum Way {
     /// Carries everything.
     Open,
     /// Carries what is asked; answers are lost.
@@ -25,7 +25,7 @@ pub(super) enum Way {
 }
 
 /// A way to a server.
-pub(super) struct Proxy {
+pub struct Proxy {
     port: u16,
     way: Arc<watch::Sender<Way>>,
     // Dropped with the proxy: ends its connections.
@@ -34,7 +34,7 @@ pub(super) struct Proxy {
 
 impl Proxy {
     /// Opens a way to the server of `url`.
-    pub(super) async fn to(url: &str) -> Self {
+    pub async fn to(url: &str) -> Self {
         let url = url::Url::parse(url).unwrap();
         let target = (url.host_str().unwrap().to_owned(), url.port().unwrap());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -54,14 +54,16 @@ impl Proxy {
     }
 
     /// `url`, by this way.
-    pub(super) fn by(&self, url: &str) -> String {
+    #[must_use]
+    pub fn by(&self, url: &str) -> String {
         let mut url = url::Url::parse(url).unwrap();
         url.set_host(Some("127.0.0.1")).unwrap();
         url.set_port(Some(self.port)).unwrap();
         url.to_string()
     }
 
-    pub(super) fn set(&self, way: Way) {
+    /// Changes the way, also of connections that are there.
+    pub fn set(&self, way: Way) {
         self.way.send_replace(way);
     }
 }

