@@ -20,6 +20,8 @@ macro_rules! on_both_backends {
 mod delivery;
 mod doctor;
 mod drain;
+#[cfg(feature = "failpoints")]
+mod kill_matrix;
 mod plays_laws;
 mod presence_laws;
 mod presence_redis;

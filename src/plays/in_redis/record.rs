@@ -10,6 +10,7 @@ use xxhash_rust::xxh3::xxh3_128_with_seed;
 use super::{SKETCH_LIFE, shown::Shown};
 use crate::{
     error::{Part, StoreError},
+    failpoint,
     ids::Partition,
     plays::{Play, Recorded},
     store::{
@@ -73,7 +74,8 @@ impl Writer {
         });
         // What is noted is dated before it happened: the note ends before what it stands for.
         let sent = self.redis.clock().monotonic();
-        let answers = match connection.pipe(commands.collect()).await {
+        let sending = connection.pipe(commands.collect());
+        let answers = match failpoint::step("record.send", Part::Redis, sending).await {
             Ok(answers) => answers,
             Err(error) => return vec![Err(error); plays.len()],
         };
