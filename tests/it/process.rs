@@ -59,6 +59,7 @@ impl Service {
     }
 
     /// Reads its log up to a line with `text` in it.
+    #[cfg(feature = "failpoints")]
     pub async fn says(&mut self, text: &str) {
         loop {
             let line = tokio::time::timeout(LONG, self.log.next_line()).await.expect("a line").unwrap();
@@ -74,6 +75,7 @@ impl Service {
     }
 
     /// Continues it, once it has been stopped.
+    #[cfg(feature = "failpoints")]
     pub async fn wakes(&self) {
         let pid = self.process.id().expect("it runs");
         crate::world::eventually("it stands still", async || {
