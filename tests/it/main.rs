@@ -20,6 +20,7 @@ macro_rules! on_both_backends {
 mod delivery;
 mod doctor;
 mod drain;
+mod durability;
 mod plays_laws;
 mod presence_laws;
 mod presence_redis;

@@ -147,6 +147,8 @@ fn a_value_out_of_its_range_is_told_with_the_setting_the_value_and_the_range() {
         ("embedded.max_viewers", "-1"),
         ("embedded.max_viewers", "1e6"),
         ("redis.prefix", "a{b}"),
+        ("redis.wait_replicas", "17"),
+        ("plays.wait", "1"),
         ("postgres.migrate", "yes"),
         ("presence.shards", "12"),
         ("presence.shards", "0"),
@@ -187,6 +189,15 @@ fn settings_that_are_wrong_together_are_refused() {
         ("ops.listen", &[("HEADCOUNT_OPS__LISTEN", "127.0.0.1:8080")]),
         ("ops.listen", &[("HEADCOUNT_OPS__LISTEN", "0.0.0.0:8080")]),
         ("presence.batch", &[("HEADCOUNT_PRESENCE__MAX_MERGED", "1000")]),
+        ("plays.wait", &[("HEADCOUNT_PLAYS__WAIT", "true")]),
+        (
+            "plays.wait",
+            &[
+                ("HEADCOUNT_PLAYS__WAIT", "true"),
+                ("HEADCOUNT_REDIS__WAIT_REPLICAS", "1"),
+                ("HEADCOUNT_PLAYS__ACK", "received"),
+            ],
+        ),
     ];
     for (setting, variables) in cases {
         let problems = with(variables).map(|loaded| loaded.given).unwrap_err().problems;
@@ -194,6 +205,7 @@ fn settings_that_are_wrong_together_are_refused() {
         assert_eq!(problems[0].setting, *setting);
     }
     with(&[("HEADCOUNT_OPS__LISTEN", "127.0.0.1:0"), ("HEADCOUNT_SERVER__LISTEN", "127.0.0.1:0")]).unwrap();
+    with(&[("HEADCOUNT_PLAYS__WAIT", "true"), ("HEADCOUNT_REDIS__WAIT_REPLICAS", "1")]).unwrap();
 }
 
 #[test]
