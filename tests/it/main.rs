@@ -25,6 +25,7 @@ mod plays_laws;
 mod presence_laws;
 mod presence_redis;
 mod process;
+mod readiness;
 mod redis_scripts;
 mod redis_trouble;
 mod routes;

@@ -240,7 +240,30 @@ fn a_file_that_is_not_there_or_is_no_toml_is_an_error_without_an_excerpt() {
     let missing = load(Some("/nowhere/headcount.toml".as_ref()), Some(HashMap::new()));
     assert!(complaint(missing).contains("/nowhere/headcount.toml"));
     let text = complaint(with_file("[redis]\nurl = redis://:hunter2@host\n", &[]));
-    assert!(text.contains("line 2") && !text.contains("hunter2"), "{text}");
+    assert!(text.contains("line 2") && text.contains(".conf") && !text.contains("hunter2"), "{text}");
+    let folder = tempfile::tempdir().unwrap();
+    let text = complaint(load(Some(folder.path()), Some(HashMap::new())));
+    assert!(text.contains(folder.path().to_str().unwrap()) && text.contains("directory"), "{text}");
+    let file = folder.path().join("bytes.toml");
+    std::fs::write(&file, [0xff, 0xfe]).unwrap();
+    let text = complaint(load(Some(&file), Some(HashMap::new())));
+    assert!(text.contains("bytes.toml") && text.contains("UTF-8"), "{text}");
+}
+
+#[test]
+fn a_number_in_a_file_that_is_too_long_for_any_is_told_with_its_setting() {
+    for text in [
+        "[jobs]\nflush_every = \"1s\"\n[plays] # how often\nmax_pending = 99_999_999_999_999_999_999 # many\n",
+        "plays.max_pending = 18446744073709551615\n",
+        "[plays]\nmax_pending = -9223372036854775809\n",
+    ] {
+        let text = complaint(with_file(text, &[]));
+        for part in ["plays.max_pending", ".conf", "from 100 to 1000000"] {
+            assert!(text.contains(part), "{part} is not in {text}");
+        }
+    }
+    let text = complaint(with_file("[plays]\nmax_pendin = 99999999999999999999\n", &[]));
+    assert!(text.contains("did you mean plays.max_pending?"), "{text}");
 }
 
 #[test]

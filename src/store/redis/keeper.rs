@@ -60,7 +60,7 @@ impl Redis {
         let [server, role] = connection.pipe_array([info("server"), info("replication")]).await?;
         let role: String = reply(role)?;
         if info_field(&role, "role") == Some("slave") {
-            return Err(StoreError::unavailable(Part::Redis, "it is a replica and takes no writes"));
+            return Err(StoreError::unavailable(Part::Redis, "READONLY it is a replica and takes no writes"));
         }
         let server: String = reply(server)?;
         let run_id = info_field(&server, "run_id").unwrap_or("unknown").into();
@@ -93,8 +93,8 @@ impl Redis {
 
     async fn probe(&self, connection: &Connection) -> Result<(), StoreError> {
         if self.shared.beside {
-            // What it answers may have stood behind a WAIT: no measure of the time.
-            return connection.query::<String>(redis::cmd("PING")).await.map(drop);
+            // The question may have stood behind a WAIT: the answer is no measure of the time.
+            return connection.query::<(i64, i64)>(redis::cmd("TIME")).await.map(drop);
         }
         connection.observe_time().await
     }

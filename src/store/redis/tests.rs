@@ -140,3 +140,26 @@ async fn the_way_beside_is_left_when_its_server_is_demoted_and_made_anew() {
     eventually("it is back", async || beside.connection().is_ok()).await;
     assert!(probe(&beside.connection().unwrap(), "y").await.is_ok());
 }
+
+/// Neither can be done without, and the doctor says so.
+#[tokio::test]
+async fn a_user_who_may_not_ask_for_role_or_time_is_told_what_is_missing() {
+    let server = OwnRedis::start(&[]).await;
+    for command in ["info", "time"] {
+        let refused = format!("-{command}");
+        let mut user = redis::cmd("ACL");
+        user.arg(&["SETUSER", command, "on", ">secret", "~*", "&*", "+@all", &refused]);
+        server.query::<()>(user).await.unwrap();
+        let mut settings = load(None, Some(HashMap::new())).unwrap().config.redis;
+        settings.url = SecretUrl::new(server.url(&format!("?user={command}&pass=secret")));
+        let clock = Arc::new(StoreClock::new(SystemClock::start(), Duration::from_secs(60)));
+        let lifecycle = Lifecycle::new(Duration::ZERO, Duration::from_secs(20));
+        let redis = Redis::new(&settings, clock, vec![&PROBE]).unwrap();
+        redis.start(&lifecycle);
+        eventually("it is said", async || {
+            let error = redis.connection().err().map(|error| error.to_string()).unwrap_or_default();
+            error.contains("NOPERM") && error.contains(&format!("'{command}'"))
+        })
+        .await;
+    }
+}
