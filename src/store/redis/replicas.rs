@@ -140,7 +140,7 @@ impl Replicas {
                 self.what.cost()
             ),
             None if was_short => {
-                tracing::info!(replicas.what = what, "{what}: enough replicas are there again")
+                tracing::info!(replicas.what = what, "{what}: enough replicas are there again");
             }
             _ => {}
         }
