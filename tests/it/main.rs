@@ -20,12 +20,14 @@ macro_rules! on_both_backends {
 mod delivery;
 mod doctor;
 mod drain;
+mod durability;
 #[cfg(feature = "failpoints")]
 mod kill_matrix;
 mod plays_laws;
 mod presence_laws;
 mod presence_redis;
 mod process;
+mod readiness;
 mod redis_scripts;
 mod redis_trouble;
 mod routes;

@@ -84,6 +84,13 @@ impl World {
         Self::start(self.config.clone(), self.clock.clone(), self.folder.clone()).await
     }
 
+    /// Another instance over the same data, with other settings: another way to Redis, say.
+    pub async fn another_with(&self, change: impl FnOnce(&mut Config)) -> Self {
+        let mut config = self.config.clone();
+        change(&mut config);
+        Self::start(config, self.clock.clone(), self.folder.clone()).await
+    }
+
     /// Stops this instance as SIGTERM does and opens it again over the same data.
     pub async fn restarted(self) -> Self {
         for job in &self.stores.jobs {

@@ -15,7 +15,7 @@ use crate::{
     plays::{Play, Recorded},
     store::{
         keys::Keys,
-        redis::{Redis, refusal, reply},
+        redis::{Redis, Replicas, refusal, reply},
         script::LuaScript,
         time::StoreClock,
     },
@@ -30,6 +30,9 @@ const AT_ONCE: usize = 300;
 /// Plays remembered here as counted, about 100 bytes each.
 const COUNTED: u64 = 100_000;
 
+/// For how long the mark behind plays that wait for replicas stays; it is for nobody to read.
+const MARK_SECONDS: u32 = 60;
+
 /// However long plays are remembered in Redis, here it is no longer than this.
 const LONGEST_NOTE: Duration = Duration::from_secs(600);
 
@@ -39,13 +42,21 @@ pub(super) struct Writer {
     counted: Counted,
     shown: Arc<Shown>,
     window: String,
+    /// Where plays must be on before they are answered, with `plays.wait`.
+    replicas: Option<Replicas>,
 }
 
 impl Writer {
-    pub(super) fn new(redis: Redis, counted: Counted, shown: Arc<Shown>, window: Duration) -> Self {
+    pub(super) fn new(
+        redis: Redis,
+        counted: Counted,
+        shown: Arc<Shown>,
+        window: Duration,
+        replicas: Option<Replicas>,
+    ) -> Self {
         // Redis counts lives in seconds here; rather one too many than none.
         let window = window.as_millis().div_ceil(1_000).to_string();
-        Self { redis, counted, shown, window }
+        Self { redis, counted, shown, window, replicas }
     }
 
     /// Whether this instance knows without asking that the play counts nothing.
@@ -74,7 +85,13 @@ impl Writer {
         });
         // What is noted is dated before it happened: the note ends before what it stands for.
         let sent = self.redis.clock().monotonic();
-        let sending = connection.pipe(commands.collect());
+        let commands: Vec<Cmd> = commands.collect();
+        let sending = async {
+            match &self.replicas {
+                None => connection.pipe(commands).await,
+                Some(replicas) => self.pipe_to(replicas, commands).await,
+            }
+        };
         let answers = match failpoint::step("record.send", Part::Redis, sending).await {
             Ok(answers) => answers,
             Err(error) => return vec![Err(error); plays.len()],
@@ -90,6 +107,20 @@ impl Writer {
             }
         }
         results
+    }
+
+    /// Sends the calls and waits for replicas to have what they counted, and what was counted before:
+    /// "counted already" vouches for a play as much as "counted" does. Such a call writes nothing, so a
+    /// mark is written behind all of them. Replicas get writes in order: who has it has the plays.
+    async fn pipe_to(&self, replicas: &Replicas, mut commands: Vec<Cmd>) -> Result<Vec<Value>, StoreError> {
+        let mut mark = redis::cmd("SET");
+        mark.arg(self.redis.keys().waited()).arg("1").arg("EX").arg(MARK_SECONDS);
+        commands.push(mark);
+        let mut answers = replicas.pipe(&commands).await?;
+        let marked = answers.pop().unwrap_or(Value::Nil);
+        // Refused (memory is full, say), it vouches for nothing.
+        reply::<()>(marked)?;
+        Ok(answers)
     }
 }
 
