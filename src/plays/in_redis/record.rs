@@ -10,6 +10,7 @@ use xxhash_rust::xxh3::xxh3_128_with_seed;
 use super::{SKETCH_LIFE, shown::Shown};
 use crate::{
     error::{Part, StoreError},
+    failpoint,
     ids::Partition,
     plays::{Play, Recorded},
     store::{
@@ -85,11 +86,13 @@ impl Writer {
         // What is noted is dated before it happened: the note ends before what it stands for.
         let sent = self.redis.clock().monotonic();
         let commands: Vec<Cmd> = commands.collect();
-        let answers = match &self.replicas {
-            None => connection.pipe(commands).await,
-            Some(replicas) => self.pipe_to(replicas, commands).await,
+        let sending = async {
+            match &self.replicas {
+                None => connection.pipe(commands).await,
+                Some(replicas) => self.pipe_to(replicas, commands).await,
+            }
         };
-        let answers = match answers {
+        let answers = match failpoint::step("record.send", Part::Redis, sending).await {
             Ok(answers) => answers,
             Err(error) => return vec![Err(error); plays.len()],
         };
