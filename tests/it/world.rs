@@ -207,7 +207,9 @@ impl World {
 
     pub async fn redis_connection(&self) -> redis::aio::MultiplexedConnection {
         let client = redis::Client::open(self.config.redis.url.expose()).unwrap();
-        client.get_multiplexed_async_connection().await.unwrap()
+        // The driver's own limit, half a second, is short for a machine that runs all tests at once.
+        let patient = redis::AsyncConnectionConfig::new().set_response_timeout(Some(PATIENCE));
+        client.get_multiplexed_async_connection_with_config(&patient).await.unwrap()
     }
 
     /// Every key of this world, without the prefix.

@@ -135,7 +135,9 @@ impl OwnRedis {
     /// It is away or refuses.
     pub async fn query<T: redis::FromRedisValue>(&self, command: redis::Cmd) -> redis::RedisResult<T> {
         let client = redis::Client::open(self.url(""))?;
-        let mut connection = client.get_multiplexed_async_connection().await?;
+        // The driver's own limit, half a second, is short for a machine that runs all tests at once.
+        let patient = redis::AsyncConnectionConfig::new().set_response_timeout(Some(crate::PATIENCE));
+        let mut connection = client.get_multiplexed_async_connection_with_config(&patient).await?;
         command.query_async(&mut connection).await
     }
 
