@@ -15,6 +15,7 @@ use tokio::time::MissedTickBehavior;
 
 use crate::{
     ledger::{VIDEOS, Video},
+    tails::Tails,
     tally::{Tally, Wrong},
     world::{INSTANCES, World},
 };
@@ -29,6 +30,7 @@ const REMEMBERED: usize = 2_000;
 pub(crate) struct Players {
     world: Arc<World>,
     tally: Arc<Tally>,
+    tails: Arc<Tails>,
     videos: Arc<Vec<Video>>,
     /// Plays answered before.
     answered: Mutex<VecDeque<Arc<Play>>>,
@@ -86,8 +88,13 @@ impl Play {
 }
 
 impl Players {
-    pub(crate) fn new(world: Arc<World>, tally: Arc<Tally>, videos: Arc<Vec<Video>>) -> Self {
-        Self { world, tally, videos, answered: Mutex::default() }
+    pub(crate) fn new(
+        world: Arc<World>,
+        tally: Arc<Tally>,
+        tails: Arc<Tails>,
+        videos: Arc<Vec<Video>>,
+    ) -> Self {
+        Self { world, tally, tails, videos, answered: Mutex::default() }
     }
 
     /// Plays `a_second` videos a second, all players together; one player for each future.
@@ -187,7 +194,10 @@ impl Players {
         let Ok(answer) = self.world.http.post(&url, body).await else { return Said::Nothing };
         self.tally.answered(answer.status);
         match (answer.status, answer.body["counted"].as_bool()) {
-            (200, Some(true)) => Said::Counted,
+            (200, Some(true)) => {
+                self.tails.counted(instance);
+                Said::Counted
+            }
             (200, Some(false)) => Said::Duplicate,
             (503, _) if answer.body["retryable"] == true => Said::Nothing,
             (status, _) => {

@@ -105,12 +105,6 @@ impl Instance {
         Ok(())
     }
 
-    /// Whether its readiness probe has nothing to complain about.
-    pub(crate) async fn is_well(&self) -> bool {
-        let answer = self.http.get(&format!("{}/readyz", self.url)).await;
-        answer.is_ok_and(|answer| answer.status == 200 && answer.body.get("degraded").is_none())
-    }
-
     pub(crate) async fn kill(&mut self) -> anyhow::Result<()> {
         self.note_memory();
         self.process.kill().await.map(drop).context("can't kill an instance")
@@ -142,6 +136,19 @@ impl Instance {
         let last = self.process.resident();
         self.lives.extend(last.map(|last| Life { first: self.born_with, last }));
     }
+
+    /// Another command of the same program, about the same stores.
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(arguments).envs(self.variables.iter().map(|(name, value)| (name, value)));
+        command
+    }
+}
+
+/// Whether the readiness probe of the instance at `url` has nothing to complain about.
+pub(crate) async fn is_well(http: &Http, url: &str) -> bool {
+    let answer = http.get(&format!("{url}/readyz")).await;
+    answer.is_ok_and(|answer| answer.status == 200 && answer.body.get("degraded").is_none())
 }
 
 fn spawn(program: &Path, log: &Path, variables: &[(String, String)]) -> anyhow::Result<Process> {

@@ -15,8 +15,9 @@ use tokio::{
 
 use crate::{
     faults::{Deed, Schedule, Stroke},
-    instance::{Drained, Instance},
+    instance::{self, Drained, Instance},
     stores::Redis,
+    tails::Tails,
     tally::{Tally, Wrong},
     world::World,
 };
@@ -37,6 +38,7 @@ const SEEN: Duration = Duration::from_millis(300);
 pub(crate) struct Killer {
     pub(crate) world: Arc<World>,
     pub(crate) tally: Arc<Tally>,
+    pub(crate) tails: Arc<Tails>,
 }
 
 impl Killer {
@@ -84,6 +86,7 @@ impl Killer {
                 let Ok(mut instance) = instance.try_lock() else { continue };
                 if let Some(status) = instance.has_ended() {
                     self.tally.wrong(Wrong::Promise, &format!("instance {index} ended by itself: {status}"));
+                    self.tails.ended(index, false);
                     instance.start_again().await?;
                 }
             }
@@ -133,11 +136,14 @@ impl Killer {
         let index = stroke.instance;
         let mut instance = self.world.instances[index].lock().await;
         if stroke.fault.deed == Deed::DrainInstanceAlone {
-            self.wait_until_well(index, &instance).await;
+            self.wait_until_well(index).await;
         }
         self.begins(stroke);
         match stroke.fault.deed {
-            Deed::KillInstance => instance.kill().await?,
+            Deed::KillInstance => {
+                instance.kill().await?;
+                self.tails.ended(index, false);
+            }
             Deed::DrainInstance => self.drain(index, &mut instance, false).await?,
             Deed::DrainInstanceAlone => self.drain(index, &mut instance, true).await?,
             _ => {
@@ -158,7 +164,9 @@ impl Killer {
         instance: &mut Instance,
         quiet: bool,
     ) -> anyhow::Result<()> {
-        let wrong = match instance.drain().await? {
+        let drained = instance.drain().await?;
+        self.tails.ended(index, quiet);
+        let wrong = match drained {
             None => "is still there long after".to_owned(),
             Some(Drained { status, took }) if quiet && !status.success() => {
                 format!("ended with {status} after {:.1} s though nothing was in its way", took.as_secs_f64())
@@ -170,9 +178,9 @@ impl Killer {
     }
 
     /// Waits until nothing is left of earlier faults.
-    pub(crate) async fn wait_until_well(&self, index: usize, instance: &Instance) {
+    pub(crate) async fn wait_until_well(&self, index: usize) {
         let until = Instant::now() + RECOVERY;
-        while !instance.is_well().await {
+        while !instance::is_well(&self.world.http, &self.world.urls[index]).await {
             if Instant::now() > until {
                 self.tally
                     .wrong(Wrong::Promise, &format!("instance {index} isn't well though all around it is"));

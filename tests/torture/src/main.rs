@@ -4,6 +4,7 @@
 //! killer. `scripts/torture` builds what this needs and runs it.
 
 mod audience;
+mod audit;
 mod clients;
 mod faults;
 mod http;
@@ -15,6 +16,7 @@ mod readers;
 mod report;
 mod run;
 mod stores;
+mod tails;
 mod tally;
 mod verdict;
 mod world;

@@ -10,14 +10,16 @@ use tokio::{
 
 use crate::{
     audience::{self, Watched},
+    audit,
     clients::Players,
     killer::Killer,
     ledger::{VIDEOS, Video},
     readers::Readers,
     report::{self, Report},
+    tails::Tails,
     tally::{Tally, Wrong},
     verdict,
-    world::{Programs, World},
+    world::{INSTANCES, Programs, World},
 };
 
 /// How long the last plays may take to be answered once everything is well.
@@ -41,12 +43,13 @@ pub(crate) struct Plan {
 pub(crate) async fn run(plan: &Plan, programs: &Programs, folder: &Path) -> anyhow::Result<Report> {
     let tally = Arc::new(Tally::new(folder)?);
     let world = World::start(programs, folder).await?;
+    let tails = Arc::new(Tails::new());
     let videos: Arc<Vec<Video>> = Arc::new((0..VIDEOS).map(Video::new).collect());
-    let killer = Arc::new(Killer { world: world.clone(), tally: tally.clone() });
+    let killer = Arc::new(Killer { world: world.clone(), tally: tally.clone(), tails: tails.clone() });
     // Dropped at the end; these have no other.
     let mut looking = look(&world, &tally, &videos, &killer);
     let mut playing = JoinSet::new();
-    for player in Players::new(world.clone(), tally.clone(), videos.clone()).start(plan.rate) {
+    for player in Players::new(world.clone(), tally.clone(), tails, videos.clone()).start(plan.rate) {
         playing.spawn(player);
     }
 
@@ -56,8 +59,8 @@ pub(crate) async fn run(plan: &Plan, programs: &Programs, folder: &Path) -> anyh
         ended = looking.join_next() => bail!("a part of the torture itself ended: {ended:?}"),
     }
     println!("torture: everything is healed; waiting until every play is in the database");
-    for (index, instance) in world.instances.iter().enumerate() {
-        killer.wait_until_well(index, &*instance.lock().await).await;
+    for instance in 0..INSTANCES {
+        killer.wait_until_well(instance).await;
     }
     tally.stop();
     let until = Instant::now() + PATIENCE;
@@ -76,8 +79,15 @@ pub(crate) async fn run(plan: &Plan, programs: &Programs, folder: &Path) -> anyh
     for (index, instance) in world.instances.iter().enumerate() {
         killer.drain(index, &mut *instance.lock().await, true).await?;
     }
+    // Both have reported all they have counted; killed ones couldn't, nor those who never heard that
+    // they had.
+    let tail = killer.tails.left() + tally.silent.get();
     let [one, other] = &world.instances;
-    let lives = [one.lock().await.lives.clone(), other.lock().await.lives.clone()];
+    let (one, other) = (one.lock().await, other.lock().await);
+    if one.command(&["audit", "--help"]).output().await?.status.success() {
+        audit::hold(&one, &tally, tail).await?;
+    }
+    let lives = [one.lives.clone(), other.lives.clone()];
     for (index, life) in
         lives.iter().enumerate().flat_map(|(index, lives)| lives.iter().map(move |life| (index, life)))
     {
@@ -107,6 +117,9 @@ fn look(
         looking.spawn(reader);
     }
     looking.spawn(readers.turn());
+    for instance in 0..INSTANCES {
+        looking.spawn(killer.tails.clone().watch(world.clone(), instance));
+    }
     looking.spawn(killer.clone().watch());
     looking.spawn(report::progress(tally.clone()));
     looking
