@@ -38,6 +38,10 @@ pub(crate) enum Deed {
     LoseScripts,
     EndRedisClients,
     RewriteRedisFile,
+    /// What Redis keeps of the database's totals runs out, again and again.
+    ExpireTotals,
+    /// Locks run out under those who hold them, again and again: flushers and sweepers meet.
+    ExpireLocks,
     KillPostgres,
     RestartPostgres,
     StopPostgres,
@@ -70,6 +74,8 @@ pub(crate) const FAULTS: &[Fault] = &[
     fault("redis scripts lost", 4, 50..=50, Deed::LoseScripts),
     fault("redis clients ended", 4, 50..=50, Deed::EndRedisClients),
     fault("redis file rewritten", 2, 50..=50, Deed::RewriteRedisFile),
+    fault("redis totals expired", 6, 100..=4_000, Deed::ExpireTotals),
+    fault("redis locks expired", 6, 100..=4_000, Deed::ExpireLocks),
     fault("postgres killed", 5, 50..=3_000, Deed::KillPostgres),
     fault("postgres restarted", 3, 50..=2_000, Deed::RestartPostgres),
     fault("postgres stopped", 5, 100..=6_000, Deed::StopPostgres),

@@ -34,6 +34,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Longer than a task takes to see that its way is cut.
 const SEEN: Duration = Duration::from_millis(300);
 
+/// Between two removals of what runs out.
+const EXPIRE_EVERY: Duration = Duration::from_millis(15);
+
 /// Does what is drawn.
 pub(crate) struct Killer {
     pub(crate) world: Arc<World>,
@@ -222,6 +225,8 @@ impl Killer {
             }
             Deed::LoseScripts => tell(&redis, &["SCRIPT", "FLUSH"]).await?,
             Deed::EndRedisClients => tell(&redis, &["CLIENT", "KILL", "TYPE", "normal"]).await?,
+            Deed::ExpireTotals => expire(&redis, "video:views:total:*", stroke.lasts).await?,
+            Deed::ExpireLocks => expire(&redis, "task:lock:*", stroke.lasts).await?,
             // One that is under way already is as good.
             _ => drop(tell(&redis, &["BGREWRITEAOF"]).await),
         }
@@ -285,4 +290,16 @@ async fn tell(redis: &Redis, command: &[&str]) -> anyhow::Result<()> {
         told.arg(*part);
     }
     redis.ask::<redis::Value>(&told).await.map(drop)
+}
+
+/// Removes keys that may run out at any time, as soon as they are there.
+async fn expire(redis: &Redis, pattern: &str, lasts: Duration) -> anyhow::Result<()> {
+    const REMOVE: &str = "local keys = redis.call('KEYS', ARGV[1])
+        for _, key in ipairs(keys) do redis.call('DEL', key) end";
+    let until = Instant::now() + lasts;
+    while Instant::now() < until {
+        tell(redis, &["EVAL", REMOVE, "0", pattern]).await?;
+        sleep(EXPIRE_EVERY).await;
+    }
+    Ok(())
 }
