@@ -12,7 +12,7 @@ use crate::{error::StoreError, jobs::Job};
 const EVERY: Duration = Duration::from_secs(60);
 
 /// Looking takes at most one part in so many of the time. A look walks over all videos: a million
-/// take Postgres about 0.2 s, so it is once a minute up to three million.
+/// take Postgres about half a second on a busy machine, so it is once a minute up to about that many.
 const SHARE: u32 = 100;
 
 /// The job "audit".
