@@ -148,16 +148,17 @@ pub async fn open_books(
     clock: Arc<dyn Clock>,
 ) -> anyhow::Result<Arc<dyn Books>> {
     match config.backend {
-        BackendKind::Embedded => {
-            Ok(Arc::new(SqliteBooks::visiting(sqlite::visit(&config.embedded.path)?)))
-        }
+        BackendKind::Embedded => Ok(Arc::new(SqliteBooks::visiting(sqlite::visit(&config.embedded.path)?))),
         BackendKind::Redis => {
             let redis = way_to_redis(config, clock, Vec::new())?;
             let mut connected = redis.epochs();
             redis.start(lifecycle);
             let there = tokio::time::timeout(COMMAND_WAITS, connected.wait_for(|epoch| *epoch > 0)).await;
             if !matches!(there, Ok(Ok(_))) {
-                anyhow::bail!("redis at {} can't be used; headcount doctor says why", config.redis.url.redacted());
+                anyhow::bail!(
+                    "redis at {} can't be used; headcount doctor says why",
+                    config.redis.url.redacted()
+                );
             }
             let books: RedisBooks = RedisPlays::books_of(&redis, &Postgres::new(&config.postgres)?);
             Ok(Arc::new(books))

@@ -43,10 +43,7 @@ pub(super) fn run(file: Option<&Path>, options: &Options) -> anyhow::Result<Exit
     Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-async fn examine(
-    config: &Config,
-    reason: Option<&str>,
-) -> anyhow::Result<(Option<Accepted>, Arc<Audited>)> {
+async fn examine(config: &Config, reason: Option<&str>) -> anyhow::Result<(Option<Accepted>, Arc<Audited>)> {
     let clock = SystemClock::start();
     let lifecycle = Lifecycle::new(Duration::ZERO, Duration::from_secs(1));
     let books: Arc<dyn Books> = backend::open_books(config, &lifecycle, clock.clone()).await?;
@@ -106,7 +103,8 @@ fn table(audited: &Audited) -> String {
 fn told(accepted: &Accepted) -> Vec<String> {
     let mut lines = Vec::new();
     if !accepted.written.is_empty() {
-        let written = accepted.written.iter().map(|(partition, plays)| format!("{plays} in partition {partition}"));
+        let written =
+            accepted.written.iter().map(|(partition, plays)| format!("{plays} in partition {partition}"));
         lines.push(format!("written down as known: {}", written.collect::<Vec<_>>().join(", ")));
     }
     if !accepted.moving.is_empty() {
@@ -166,7 +164,12 @@ mod tests {
         let well = audited(|_| {});
         assert_eq!(advice(&well), ["every play that was counted is where it should be"]);
         let table = table(&well);
-        assert!(table.lines().any(|line| line.split_whitespace().eq(["all", "160", "0", "128", "32", "0", "0", "0", "0"])), "{table}");
+        assert!(
+            table
+                .lines()
+                .any(|line| line.split_whitespace().eq(["all", "160", "0", "128", "32", "0", "0", "0", "0"])),
+            "{table}"
+        );
 
         let bad = audited(|partitions| {
             partitions[0].as_mut().unwrap().views = 3;

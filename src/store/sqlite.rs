@@ -263,8 +263,7 @@ pub fn visit(path: &Path) -> Result<SqlitePool, OpenError> {
         let error = io::Error::new(io::ErrorKind::NotFound, "there is no such file");
         return Err(OpenError::Folder(file, error));
     }
-    let options =
-        SqliteConnectOptions::new().filename(&file).busy_timeout(BUSY).disable_statement_logging();
+    let options = SqliteConnectOptions::new().filename(&file).busy_timeout(BUSY).disable_statement_logging();
     Ok(SqlitePoolOptions::new().max_connections(1).acquire_timeout(WAIT).connect_lazy_with(options))
 }
 

@@ -83,7 +83,8 @@ async fn what_somebody_takes_off_or_adds_by_hand_shows_exactly(world: World) {
 }
 
 async fn rows_that_somebody_makes_by_hand_are_no_plays(world: World) {
-    by_hand(&world, "insert into videos (video_id, views) values ('old', 1000), ('older', 70), ('new', 0)").await;
+    by_hand(&world, "insert into videos (video_id, views) values ('old', 1000), ('older', 70), ('new', 0)")
+        .await;
     assert_eq!(amiss(&world).await, (0, 0));
     for video in ["old", "new"] {
         world.play(video, Some("ann"), None).await;
@@ -136,6 +137,9 @@ async fn what_is_known_can_be_accepted_by_the_command(world: World) {
     assert!(output.status.success(), "{output:?}");
     let told: serde_json::Value = serde_json::from_str(&text).unwrap();
     let totals = &told["totals"];
-    assert_eq!((&totals["lost"], &totals["adjustments"], &told["verified"]), (&0.into(), &5.into(), &true.into()));
+    assert_eq!(
+        (&totals["lost"], &totals["adjustments"], &told["verified"]),
+        (&0.into(), &5.into(), &true.into())
+    );
     assert_eq!(amiss(&world).await, (0, 0));
 }

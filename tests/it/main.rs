@@ -21,6 +21,8 @@ mod conservation;
 mod delivery;
 mod doctor;
 mod drain;
+#[cfg(feature = "failpoints")]
+mod kill_matrix;
 mod plays_laws;
 mod presence_laws;
 mod presence_redis;

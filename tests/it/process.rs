@@ -30,15 +30,15 @@ fn text(bytes: &[u8]) -> String {
 }
 
 /// A running service and its log.
-struct Service {
+pub struct Service {
     process: Child,
     log: Lines<BufReader<ChildStderr>>,
-    public: String,
-    ops: String,
+    pub public: String,
+    pub ops: String,
 }
 
 impl Service {
-    async fn start(folder: &Path, variables: &[(&str, &str)]) -> Self {
+    pub async fn start(folder: &Path, variables: &[(&str, &str)]) -> Self {
         let mut all = vec![
             ("HEADCOUNT_SERVER__LISTEN", "127.0.0.1:0"),
             ("HEADCOUNT_OPS__LISTEN", "127.0.0.1:0"),
@@ -58,13 +58,36 @@ impl Service {
         Self { process, log, public, ops }
     }
 
-    async fn signal(&self, name: &str) {
+    /// Reads its log up to a line with `text` in it.
+    #[cfg(feature = "failpoints")]
+    pub async fn says(&mut self, text: &str) {
+        loop {
+            let line = tokio::time::timeout(LONG, self.log.next_line()).await.expect("a line").unwrap();
+            if line.unwrap_or_else(|| panic!("it ended and didn't say {text:?}")).contains(text) {
+                return;
+            }
+        }
+    }
+
+    pub async fn signal(&self, name: &str) {
         let pid = self.process.id().expect("it runs").to_string();
         assert!(Command::new("kill").args([name, &pid]).status().await.unwrap().success());
     }
 
-    /// The exit code, and the rest of the log.
-    async fn ended(mut self) -> (Option<i32>, String) {
+    /// Continues it, once it has been stopped.
+    #[cfg(feature = "failpoints")]
+    pub async fn wakes(&self) {
+        let pid = self.process.id().expect("it runs");
+        crate::world::eventually("it stands still", async || {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+            stat.rsplit(") ").next().is_some_and(|state| state.starts_with('T'))
+        })
+        .await;
+        self.signal("-CONT").await;
+    }
+
+    /// The exit code (none where a signal killed it), and the rest of the log.
+    pub async fn ended(mut self) -> (Option<i32>, String) {
         let mut rest = String::new();
         while let Some(line) =
             tokio::time::timeout(LONG, self.log.next_line()).await.expect("it ends").unwrap()

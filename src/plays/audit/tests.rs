@@ -53,10 +53,8 @@ async fn a_reading_that_nobody_waits_for_any_more_holds_nobody_up() {
 
 #[test]
 fn a_loss_in_one_partition_is_not_made_up_for_by_another_and_sums_are_whole_or_none() {
-    let mut audited = Audited {
-        partitions: [Some(Terms::default()); PARTITIONS as usize],
-        as_of: Timestamp::from_secs(1),
-    };
+    let mut audited =
+        Audited { partitions: [Some(Terms::default()); PARTITIONS as usize], as_of: Timestamp::from_secs(1) };
     audited.partitions[0] = Some(Terms { witnessed: 7, imported: 3, views: 5, ..Terms::default() });
     audited.partitions[1] = Some(Terms { pending: 2, refused: 1, adjustments: 1, ..Terms::default() });
     assert_eq!((audited.lost(), audited.unreported()), (5, 4));

@@ -20,6 +20,7 @@ use super::{
 use crate::{
     clock::Timestamp,
     error::{Part, StoreError},
+    failpoint,
     ids::{PARTITIONS, Partition, VideoId},
     store::{
         redis::{Connection, Redis, reply},
@@ -169,7 +170,8 @@ impl Flusher {
         some.arg(&dirty).arg(CLAIMED_AT_ONCE);
         let mut exists = redis::cmd("EXISTS");
         exists.arg(&batch);
-        let [members, exists] = connection.pipe_array([some, exists]).await?;
+        let looking = connection.pipe_array([some, exists]);
+        let [members, exists] = failpoint::step("flush.look", Part::Redis, looking).await?;
         let (members, exists): (Vec<String>, bool) = (reply(members)?, reply(exists)?);
         if members.is_empty() && !exists {
             return Ok(None);
@@ -193,7 +195,8 @@ impl Flusher {
             script_keys.push(keys.delta(partition, &video));
             args.push(video.to_string());
         }
-        let answer: Vec<String> = connection.query(CLAIM.call(&script_keys, &args)).await?;
+        let claiming = connection.query(CLAIM.call(&script_keys, &args));
+        let answer: Vec<String> = failpoint::step("flush.claim", Part::Redis, claiming).await?;
         if answer.is_empty() {
             return Ok(None);
         }
@@ -249,8 +252,9 @@ impl Flusher {
                 applied.views.get(video).copied().unwrap_or(0).to_string()
             });
         }
+        let settling = connection.query(SETTLE.call(&script_keys, &args));
         let (settled, short, _left): (i64, i64, i64) =
-            connection.query(SETTLE.call(&script_keys, &args)).await?;
+            failpoint::step("flush.settle", Part::Redis, settling).await?;
         if settled == 1 && short > 0 {
             tracing::error!(
                 flush.short = short,
@@ -265,7 +269,8 @@ impl Flusher {
     async fn keep_sketches(&self, connection: &Connection, batch: &Batch, applied: &Applied) {
         let counted = batch.plays.iter().map(|(video, _)| video.clone());
         let videos: Vec<VideoId> = counted.filter(|video| !applied.refused.contains(video)).collect();
-        if let Err(error) = self.sketches.keep(connection, batch.partition, videos).await {
+        let keeping = self.sketches.keep(connection, batch.partition, videos);
+        if let Err(error) = failpoint::step("flush.sketches", Part::Redis, keeping).await {
             tracing::warn!(error = %error, "unique viewers couldn't be kept; the next flush tries again");
         }
     }

@@ -67,7 +67,11 @@ impl RedisBooks {
         self.books.fold().await.unwrap();
     }
 
-    pub(super) async fn look(&self, connection: &Connection, partition: Partition) -> Result<Look, StoreError> {
+    pub(super) async fn look(
+        &self,
+        connection: &Connection,
+        partition: Partition,
+    ) -> Result<Look, StoreError> {
         let keys = self.redis.keys();
         let [batch, settled] = connection
             .pipe_array([ask("HGETALL", &keys.batch(partition)), ask("GET", &keys.settled(partition))])
@@ -77,9 +81,9 @@ impl RedisBooks {
         let id = batch.get("#id").map(|id| id_of(id)).transpose()?;
         let plays = batch.into_iter().filter(|(video, _)| !video.starts_with('#'));
         let plays = plays.map(|(video, plays)| Some((video, plays.parse().ok()?)));
-        let plays = plays.collect::<Option<HashMap<String, i128>>>().ok_or_else(|| {
-            StoreError::unexpected(Part::Redis, "a batch holds something else than plays")
-        })?;
+        let plays = plays
+            .collect::<Option<HashMap<String, i128>>>()
+            .ok_or_else(|| StoreError::unexpected(Part::Redis, "a batch holds something else than plays"))?;
         Ok(Look { partition, batch: id, plays, settled: settled.unwrap_or_default() })
     }
 

@@ -158,7 +158,8 @@ impl Books {
         for (partition, plays) in session.fetch_all::<(i16, String)>(sqlx::query_as(witnessed)).await? {
             add(&mut rows.witnessed, partition, &plays)?;
         }
-        let adjustments = "select partition, kind, sum(plays)::text from play_adjustment group by partition, kind";
+        let adjustments =
+            "select partition, kind, sum(plays)::text from play_adjustment group by partition, kind";
         let adjustments: Vec<(i16, String, String)> = session.fetch_all(sqlx::query_as(adjustments)).await?;
         for (partition, kind, plays) in adjustments {
             let sums = if kind == "imported" { &mut rows.imported } else { &mut rows.adjustments };
@@ -172,7 +173,8 @@ impl Books {
         // By place in the file, so that each statement reads a stretch of it and none of the sketches
         // that lie elsewhere. Rows don't move for who reads one moment, and none is behind the end.
         let pages = "select pg_relation_size('videos') / current_setting('block_size')::bigint";
-        let pages = session.fetch_all::<(i64,)>(sqlx::query_as(pages)).await?.first().map_or(0, |(pages,)| *pages);
+        let pages =
+            session.fetch_all::<(i64,)>(sqlx::query_as(pages)).await?.first().map_or(0, |(pages,)| *pages);
         let mut page = 0;
         while page < pages {
             let next = page + PAGES_AT_ONCE;

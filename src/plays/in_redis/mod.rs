@@ -102,8 +102,7 @@ impl RedisPlays {
         let window = config.plays.dedupe_window;
         let books = Books::new(postgres.clone());
         let witness = Witness::new(redis.clone(), books.clone());
-        let writer =
-            Arc::new(Writer::new(redis.clone(), counted, shown.clone(), witness.clone(), window));
+        let writer = Arc::new(Writer::new(redis.clone(), counted, shown.clone(), witness.clone(), window));
         let take = match config.plays.ack {
             Ack::Stored => {
                 let bounds = Bounds { waiting: config.plays.max_pending, batch: BATCH };

@@ -10,6 +10,7 @@ use xxhash_rust::xxh3::xxh3_128_with_seed;
 use super::{SKETCH_LIFE, shown::Shown, witness::Witness};
 use crate::{
     error::{Part, StoreError},
+    failpoint,
     ids::Partition,
     plays::{Play, Recorded},
     store::{
@@ -91,7 +92,8 @@ impl Writer {
         });
         // What is noted is dated before it happened: the note ends before what it stands for.
         let sent = self.redis.clock().monotonic();
-        let answers = match connection.pipe(commands.collect()).await {
+        let sending = connection.pipe(commands.collect());
+        let answers = match failpoint::step("record.send", Part::Redis, sending).await {
             Ok(answers) => answers,
             Err(error) => {
                 for Call { partition, token, plays: indexes } in calls {

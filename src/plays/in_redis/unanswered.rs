@@ -97,8 +97,9 @@ impl Unanswered {
             let plays = call.look(&redis.connection()?).await?;
             let mut kept = self.kept.lock();
             if plays == 0 && missed.is_none() {
-                let same = kept.iter_mut().find(|kept| Arc::ptr_eq(&kept.call, &call));
-                same.into_iter().for_each(|kept| kept.missed = Some(now));
+                if let Some(same) = kept.iter_mut().find(|kept| Arc::ptr_eq(&kept.call, &call)) {
+                    same.missed = Some(now);
+                }
             } else {
                 // It is counted; or it never arrived, or all of its plays had been counted before.
                 kept.retain(|kept| !Arc::ptr_eq(&kept.call, &call));
@@ -154,7 +155,8 @@ mod tests {
 
     #[test]
     fn plays_that_share_a_key_count_once_and_one_that_has_another_s_key_not_at_all() {
-        let call = call(&[&["u:ann", "p:1"], &["u:ann", "p:1"], &["u:ann", "p:2"], &["u:ben", "p:1"], &["p:3"]]);
+        let call =
+            call(&[&["u:ann", "p:1"], &["u:ann", "p:1"], &["u:ann", "p:2"], &["u:ben", "p:1"], &["p:3"]]);
         let mine: Vec<String> = ["u:ann", "p:1", "p:3"].map(str::to_owned).into();
         assert_eq!(call.counted(mine.iter().collect()), 2);
         let mine: Vec<String> = ["u:ann", "p:2"].map(str::to_owned).into();

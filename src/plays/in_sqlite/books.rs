@@ -253,8 +253,9 @@ impl Adopt {
     /// Answers whether more are left.
     async fn step(&self) -> Result<bool, sqlx::Error> {
         let mut transaction = self.sqlite.write().await?;
-        let some =
-            sqlx::query_as("select video_id, views from videos where partition is null order by video_id limit ?");
+        let some = sqlx::query_as(
+            "select video_id, views from videos where partition is null order by video_id limit ?",
+        );
         let rows: Vec<(String, i64)> = some.bind(ADOPTED_AT_ONCE).fetch_all(&mut *transaction).await?;
         if rows.is_empty() {
             return Ok(false);

@@ -29,6 +29,12 @@ pub enum Failure {
     Store(StoreError),
 }
 
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
 impl From<Failure> for StoreError {
     fn from(failure: Failure) -> Self {
         match failure {

@@ -120,9 +120,11 @@ async fn rows_are_taken_in_once_whoever_takes_them() {
         world.played(&format!("v{number}"), 1).await;
     }
     let others: Vec<Arc<RedisPlays>> = (0..3).map(|_| world.instance()).collect();
-    let adopt = futures::future::join_all(others.iter().map(async |other| {
-        while other.upkeep.adopt().await.unwrap() {}
-    }));
+    let adopt = futures::future::join_all(others.iter().map(
+        async |other| {
+            while other.upkeep.adopt().await.unwrap() {}
+        },
+    ));
     futures::future::join(adopt, world.flush_all()).await;
     while world.plays.upkeep.adopt().await.unwrap() {}
     world.assert_nothing_is_amiss("after all").await;
@@ -144,8 +146,9 @@ async fn what_an_operator_takes_off_is_shown_until_it_is_accepted() {
     assert_eq!(accepted, Accepted { written: vec![(partition, 5)], moving: vec![] });
     world.assert_nothing_is_amiss("accepted").await;
     assert_eq!(world.terms("1").await.adjustments, 5);
-    let noted: Vec<(i16, String, String, String)> =
-        world.select(sqlx::query_as("select partition, plays::text, kind, reason from play_adjustment")).await;
+    let noted: Vec<(i16, String, String, String)> = world
+        .select(sqlx::query_as("select partition, plays::text, kind, reason from play_adjustment"))
+        .await;
     assert_eq!(noted, [(partition.number(), "5".to_owned(), "adjusted".to_owned(), "a test".to_owned())]);
     // The next one shows, and too many as well.
     world.operate("update videos set views = views + 8 where video_id = '1'").await;
@@ -264,9 +267,10 @@ async fn a_redis_that_came_back_older_shows_exactly_what_it_forgot() {
     server.start_again().await;
     // A connection to the one that was killed looks good until somebody uses it.
     eventually("both are connected", async || {
-        let asked = world.direct.connection().map(|connection| async move {
-            connection.query::<String>(redis::cmd("PING")).await.is_ok()
-        });
+        let asked = world
+            .direct
+            .connection()
+            .map(|connection| async move { connection.query::<String>(redis::cmd("PING")).await.is_ok() });
         let asked = if let Ok(asked) = asked { asked.await } else { false };
         asked && world.plays.books().read().await.is_ok()
     })

@@ -146,11 +146,20 @@ async fn plays_whose_answer_was_lost_are_witnessed_in_the_end() {
     for (round, lost) in [Way::Deaf, Way::CutAfter("EVALSHA"), Way::Deaf].into_iter().enumerate() {
         // Of several partitions, some of them twice in a call.
         let sent: Vec<_> = (0..60)
-            .map(|n| play(&format!("v{}", n % 20), &format!("ann{}-{round}", n % 7), &format!("x{}-{round}", n % 9)))
+            .map(|n| {
+                play(
+                    &format!("v{}", n % 20),
+                    &format!("ann{}-{round}", n % 7),
+                    &format!("x{}-{round}", n % 9),
+                )
+            })
             .collect();
         redis.set(lost);
         let results = world.plays.writer.write(&sent).await;
-        assert!(results.iter().all(|result| matches!(result, Err(StoreError::Unavailable { .. }))), "{lost:?}");
+        assert!(
+            results.iter().all(|result| matches!(result, Err(StoreError::Unavailable { .. }))),
+            "{lost:?}"
+        );
         redis.set(Way::Open);
         eventually("redis is back", async || world.redis.connection().is_ok()).await;
         // The player sends them again, and nobody counts them.
@@ -172,19 +181,20 @@ async fn a_call_that_arrives_late_is_found_and_one_that_never_does_is_given_up()
     let call = |viewer: &str, token: &str| {
         let (ann, id) = (play("1", viewer, ""), video("1"));
         let seen = keys.seen_viewer(partition, &id, ann.viewer.as_ref().unwrap());
-        let keys = [keys.dirty(partition), keys.delta(partition, &id), keys.unique_viewers(partition, &id), seen];
+        let keys =
+            [keys.dirty(partition), keys.delta(partition, &id), keys.unique_viewers(partition, &id), seen];
         RECORD.call(&keys, &["1800", "2592000", token, "1", viewer, "0"])
     };
     for arrives in [true, false] {
         let viewer = format!("ann-{arrives}");
         unanswered.keep(keys, partition, 7, std::iter::once(&play("1", &viewer, "")));
         world.report().await;
-        assert_eq!(world.witnessed().await, if arrives { 0 } else { 1 }, "it left no trace yet");
+        assert_eq!(world.witnessed().await, i64::from(!arrives), "it left no trace yet");
         if arrives {
             world.connection().query::<Vec<i64>>(call(&viewer, "7")).await.unwrap();
         }
         world.report().await;
-        assert_eq!(world.witnessed().await, if arrives { 0 } else { 1 }, "it isn't time to look again");
+        assert_eq!(world.witnessed().await, i64::from(!arrives), "it isn't time to look again");
         clock.advance(Duration::from_secs(5));
         for _ in 0..3 {
             world.report().await;
