@@ -1,5 +1,6 @@
 //! The command line: one file a command, and what they share.
 
+mod audit;
 mod check_config;
 mod doctor;
 mod healthcheck;
@@ -47,6 +48,8 @@ enum Command {
     CheckConfig,
     /// Check that the stores are set up so that the promises hold.
     Doctor(doctor::Options),
+    /// Look whether every play that was counted is still somewhere: 0 if so, else 1.
+    Audit(audit::Options),
     /// Ask a running service whether it is ready: 0 if so, else 1.
     Healthcheck(healthcheck::Options),
     /// Print the OpenAPI document of the HTTP API.
@@ -82,6 +85,7 @@ pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Cli, ExitCode>
 pub fn run(cli: Cli) -> ExitCode {
     let file = cli.config.as_deref();
     let ended = match cli.command {
+        Some(Command::Audit(options)) => audit::run(file, &options),
         Some(Command::CheckConfig) => check_config::run(file),
         Some(Command::Doctor(options)) => doctor::run(file, &options),
         Some(Command::Healthcheck(options)) => healthcheck::run(file, &options),

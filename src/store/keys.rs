@@ -17,7 +17,7 @@
 //! | `video:views:settled:{p}` | string, id of the last settled batch | none |
 //! | `video:views:refused:{p}` | set, videos whose delta the database refused | until mended |
 //! | `video:views:total:{p}:<videoId>` | string, total in the database | 1 h |
-//! | `video:views:seen:{p}:<videoId>:u:<viewer>`, `…:p:<playId>` | string | dedupe window |
+//! | `video:views:seen:{p}:<videoId>:u:<viewer>`, `…:p:<playId>` | string, token of the call that counted it | dedupe window |
 //! | `video:views:uv:{p}:<videoId>` | `HyperLogLog` | 30 days after the last play |
 //! | `video:views:sketch:{p}:<videoId>` | `HyperLogLog` on its way back from Postgres | 60 s |
 //! | `task:lock:sweep:{p}`, `task:lock:flush:{p}` | string, owner token | its lease |

@@ -17,6 +17,7 @@ macro_rules! on_both_backends {
     };
 }
 
+mod conservation;
 mod delivery;
 mod doctor;
 mod drain;

@@ -51,6 +51,7 @@ fn router(world: &World) -> Router {
         presence: world.stores.presence.clone(),
         plays: world.stores.plays.clone(),
         videos: Catalog::new(world.stores.videos.clone(), config.videos.unknown, world.clock.clone()),
+        audit: world.stores.audit.clone(),
         health: world.stores.health.clone(),
         jobs: Watch::default(),
         draining: world.lifecycle.draining(),

@@ -7,7 +7,7 @@ use moka::sync::Cache;
 use redis::{Cmd, Value};
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
-use super::{SKETCH_LIFE, shown::Shown};
+use super::{SKETCH_LIFE, shown::Shown, witness::Witness};
 use crate::{
     error::{Part, StoreError},
     failpoint,
@@ -41,9 +41,19 @@ pub(super) struct Writer {
     redis: Redis,
     counted: Counted,
     shown: Arc<Shown>,
+    witness: Arc<Witness>,
     window: String,
     /// Where plays must be on before they are answered, with `plays.wait`.
     replicas: Option<Replicas>,
+}
+
+/// One call of the script.
+struct Call<'a> {
+    partition: Partition,
+    /// Tells what this call counted from what any other did.
+    token: u32,
+    /// Which of the plays at hand.
+    plays: &'a [usize],
 }
 
 impl Writer {
@@ -51,12 +61,13 @@ impl Writer {
         redis: Redis,
         counted: Counted,
         shown: Arc<Shown>,
+        witness: Arc<Witness>,
         window: Duration,
         replicas: Option<Replicas>,
     ) -> Self {
         // Redis counts lives in seconds here; rather one too many than none.
         let window = window.as_millis().div_ceil(1_000).to_string();
-        Self { redis, counted, shown, window, replicas }
+        Self { redis, counted, shown, witness, window, replicas }
     }
 
     /// Whether this instance knows without asking that the play counts nothing.
@@ -76,12 +87,14 @@ impl Writer {
         for (index, play) in plays.iter().enumerate() {
             by_partition.entry(play.video.partition()).or_default().push(index);
         }
-        let calls: Vec<(Partition, &[usize])> = by_partition
+        let calls: Vec<Call<'_>> = by_partition
             .iter()
             .flat_map(|(partition, indexes)| indexes.chunks(AT_ONCE).map(|chunk| (*partition, chunk)))
+            .map(|(partition, plays)| Call { partition, token: rand::random(), plays })
             .collect();
-        let commands = calls.iter().map(|(partition, indexes)| {
-            call(self.redis.keys(), *partition, indexes.iter().map(|index| &plays[*index]), &self.window)
+        let commands = calls.iter().map(|each| {
+            let plays = each.plays.iter().map(|index| &plays[*index]);
+            call(self.redis.keys(), each, plays, &self.window)
         });
         // What is noted is dated before it happened: the note ends before what it stands for.
         let sent = self.redis.clock().monotonic();
@@ -94,17 +107,26 @@ impl Writer {
         };
         let answers = match failpoint::step("record.send", Part::Redis, sending).await {
             Ok(answers) => answers,
-            Err(error) => return vec![Err(error); plays.len()],
+            Err(error) => {
+                for Call { partition, token, plays: indexes } in calls {
+                    let unheard = indexes.iter().map(|index| &plays[*index]);
+                    self.witness.unanswered().keep(self.redis.keys(), partition, token, unheard);
+                }
+                return vec![Err(error); plays.len()];
+            }
         };
         let mut results = vec![Err(StoreError::unexpected(Part::Redis, "a play has no answer")); plays.len()];
-        for ((_, indexes), answer) in calls.iter().zip(answers) {
+        for (Call { partition, plays: indexes, .. }, answer) in calls.iter().zip(answers) {
+            let mut counted = 0;
             for (index, result) in indexes.iter().zip(read(answer, indexes.len())) {
                 if matches!(result, Ok(Recorded::Counted)) {
+                    counted += 1;
                     self.counted.note(&plays[*index], sent);
                     self.shown.changed(&plays[*index].video);
                 }
                 results[*index] = result;
             }
+            self.witness.saw(*partition, counted);
         }
         results
     }
@@ -124,16 +146,16 @@ impl Writer {
     }
 }
 
-/// The call that counts `plays`, all of one partition.
+/// The call as a command; `plays` are its own.
 fn call<'a>(
     keys: &Keys,
-    partition: Partition,
+    &Call { partition, token, .. }: &Call<'_>,
     plays: impl Iterator<Item = &'a Play>,
-    window: &'a str,
+    window: &str,
 ) -> Cmd {
-    let sketch_life = SKETCH_LIFE.as_secs().to_string();
+    let (sketch_life, token) = (SKETCH_LIFE.as_secs().to_string(), token.to_string());
     let mut script_keys = vec![keys.dirty(partition)];
-    let mut args = vec![window, &sketch_life];
+    let mut args = vec![window, &sketch_life, &token];
     for Play { video, viewer, play_id } in plays {
         script_keys.push(keys.delta(partition, video));
         script_keys.push(keys.unique_viewers(partition, video));

@@ -7,6 +7,7 @@ use moka::sync::Cache;
 use sqlx::SqliteConnection;
 
 use super::{
+    books,
     decide::{Decided, Played, TimedPlay, decide, keys},
     sketch::ViewerSketch,
     tables::{self, Total},
@@ -101,6 +102,8 @@ impl Ledger {
             return Ok(Counted { counts: decided.counts, totals: Vec::new() });
         }
         let sketches = self.sketches(&mut transaction, &decided).await?;
+        books::adopt_played(&mut transaction, &decided).await?;
+        books::witness(&mut transaction, &decided).await?;
         tables::see(&mut transaction, &decided).await?;
         let totals = tables::add(&mut transaction, &decided, &sketches).await?;
         tables::add_daily(&mut transaction, &decided).await?;

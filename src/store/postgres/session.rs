@@ -64,6 +64,7 @@ impl Session {
         let pool = match lane {
             Lane::Reads => &postgres.shared.reads,
             Lane::Flush => &postgres.shared.flush,
+            Lane::Audit => &postgres.shared.audit,
         };
         // The pool tries to connect until its own limit; the keeper may know better before.
         let connection = tokio::select! {

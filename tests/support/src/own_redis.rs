@@ -1,6 +1,9 @@
 //! A Redis of a test's own, to be set up badly, stopped, killed and started again.
 
-use std::{path::PathBuf, process::Stdio};
+use std::{
+    path::{Path, PathBuf},
+    process::Stdio,
+};
 
 use tokio::process::{Child, Command};
 
@@ -123,6 +126,25 @@ impl OwnRedis {
         self.answers().await;
     }
 
+    /// What it has on disk now.
+    ///
+    /// With `appendfsync always` that is all that it has answered for.
+    #[must_use]
+    pub fn copy_of_data(&self) -> tempfile::TempDir {
+        let copy = tempfile::tempdir().unwrap();
+        copy_files(self.folder.path(), copy.path());
+        copy
+    }
+
+    /// Puts a copy in place of what it has on disk. Not while it runs.
+    pub fn put_back(&self, copy: &tempfile::TempDir) {
+        for entry in std::fs::read_dir(self.folder.path()).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) }.unwrap();
+        }
+        copy_files(copy.path(), self.folder.path());
+    }
+
     /// Makes it take connections and answer nothing, or go on.
     pub async fn signal(&self, signal: &str) {
         let pid = self.process.id().unwrap().to_string();
@@ -145,5 +167,19 @@ impl OwnRedis {
     #[must_use]
     pub fn url(&self, query: &str) -> String {
         format!("unix://{}{query}", self.socket.display())
+    }
+}
+
+/// Copies folders and plain files; a socket is none.
+fn copy_files(from: &Path, to: &Path) {
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let (kind, target) = (entry.file_type().unwrap(), to.join(entry.file_name()));
+        if kind.is_dir() {
+            std::fs::create_dir(&target).unwrap();
+            copy_files(&entry.path(), &target);
+        } else if kind.is_file() {
+            std::fs::copy(entry.path(), target).unwrap();
+        }
     }
 }

@@ -2,6 +2,7 @@
 //! `scripts/with-services` starts both. Each test has a key prefix and a database of its own.
 
 mod away;
+mod conservation;
 mod faults;
 mod flush;
 mod jobs;
@@ -10,6 +11,7 @@ mod read;
 mod record;
 mod scripts;
 mod viewers;
+mod witness;
 mod world;
 
 use headcount_support::{OwnRedis, Proxy, Way, eventually};
