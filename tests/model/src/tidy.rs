@@ -2,6 +2,7 @@
 
 use crate::{
     Action, Protocol,
+    fault::Fault,
     state::{Reading, Redis, State, bit, has, id_bit},
     world::World,
 };
@@ -18,7 +19,8 @@ impl Protocol {
             }
         }
         let ids = !matches!(action, Action::Client(..));
-        let plays = matches!(action, Action::Client(..) | Action::Fault(_));
+        let copied = matches!(action, Action::Fault(Fault::CopyCatchesUp | Fault::CopyTakesOver));
+        let plays = copied || matches!(action, Action::Client(..));
         if ids {
             forget_unnamed(state);
         }

@@ -6,12 +6,13 @@ use headcount_model::{
 
 use crate::check::{all_of, way_to_break};
 
-/// What is taken away, how it is known in the list of seed defects or why it is there, where, and the
-/// promise that breaks.
+/// What is taken away, in which world, and the promise that breaks.
 type Case = (&'static [Clause], World, &'static str);
 
 /// One flusher, one play.
 const ALONE: World = World { plays: &[0], flushers: 1, ..World::SMALL };
+/// One flusher, two plays.
+const ALONE_TWO: World = World { flushers: 1, ..World::SMALL };
 /// One play, two flushers.
 const PAIR: World = World { plays: &[0], ..World::SMALL };
 /// One play that Redis may refuse.
@@ -19,6 +20,7 @@ const FAILING: World = World { records_fail: true, ..ALONE };
 /// A reader, one flusher.
 const READ_ALONE: World = World { flushers: 1, ..World::READ };
 
+/// By what is done instead. Those that begin with S are the defects that services like this one have.
 const CASES: &[(&str, Case)] = &[
     // Record.
     ("S13: count, then mark", (&[Clause::MarkedInOneStep], ALONE, NOT_STRANDED)),
@@ -38,8 +40,8 @@ const CASES: &[(&str, Case)] = &[
     ("the newest id is purged", (&[Clause::NewestIdStays], ALONE, NEVER_MORE)),
     ("ids are purged under a stalled flusher", (&[Clause::IdsOutliveStalls], World::SMALL, NEVER_MORE)),
     // Settle.
-    ("S12: take off, then unmark", (&[Clause::UnmarkedInOneStep], ALONE2, NOT_STRANDED)),
-    ("unmarked with plays left", (&[Clause::MarkStaysWithPlays], ALONE2, NOT_STRANDED)),
+    ("S12: take off, then unmark", (&[Clause::UnmarkedInOneStep], ALONE_TWO, NOT_STRANDED)),
+    ("unmarked with plays left", (&[Clause::MarkStaysWithPlays], ALONE_TWO, NOT_STRANDED)),
     ("settled without a look at the id", (&[Clause::IdCheckedAtSettle], World::SMALL, QUIET)),
     (
         "refused plays are taken off",
@@ -82,9 +84,6 @@ const CASES: &[(&str, Case)] = &[
         (&[Clause::UnverifiedNeverAnswered], READ_ALONE, NEVER_FALLS),
     ),
 ];
-
-/// One flusher, two plays.
-const ALONE2: World = World { flushers: 1, ..World::SMALL };
 
 #[test]
 fn each_clause_taken_away_breaks_a_promise() {
