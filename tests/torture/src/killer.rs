@@ -16,6 +16,7 @@ use tokio::{
 use crate::{
     faults::{Deed, Schedule, Stroke},
     instance::{self, Drained, Instance},
+    keys,
     stores::Redis,
     tails::Tails,
     tally::{Tally, Wrong},
@@ -225,8 +226,8 @@ impl Killer {
             }
             Deed::LoseScripts => tell(&redis, &["SCRIPT", "FLUSH"]).await?,
             Deed::EndRedisClients => tell(&redis, &["CLIENT", "KILL", "TYPE", "normal"]).await?,
-            Deed::ExpireTotals => expire(&redis, "video:views:total:*", stroke.lasts).await?,
-            Deed::ExpireLocks => expire(&redis, "task:lock:*", stroke.lasts).await?,
+            Deed::ExpireTotals => expire(&redis, &keys::totals(), stroke.lasts).await?,
+            Deed::ExpireLocks => expire(&redis, &keys::locks(), stroke.lasts).await?,
             // One that is under way already is as good.
             _ => drop(tell(&redis, &["BGREWRITEAOF"]).await),
         }
@@ -293,12 +294,10 @@ async fn tell(redis: &Redis, command: &[&str]) -> anyhow::Result<()> {
 }
 
 /// Removes keys that may run out at any time, as soon as they are there.
-async fn expire(redis: &Redis, pattern: &str, lasts: Duration) -> anyhow::Result<()> {
-    const REMOVE: &str = "local keys = redis.call('KEYS', ARGV[1])
-        for _, key in ipairs(keys) do redis.call('DEL', key) end";
+async fn expire(redis: &Redis, keys: &[String], lasts: Duration) -> anyhow::Result<()> {
     let until = Instant::now() + lasts;
     while Instant::now() < until {
-        tell(redis, &["EVAL", REMOVE, "0", pattern]).await?;
+        redis.ask::<u64>(redis::cmd("DEL").arg(keys)).await?;
         sleep(EXPIRE_EVERY).await;
     }
     Ok(())

@@ -9,6 +9,7 @@ mod clients;
 mod faults;
 mod http;
 mod instance;
+mod keys;
 mod killer;
 mod ledger;
 mod process;

@@ -21,8 +21,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Between two looks whether a server answers.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// How long one question to a store may take.
-const DEADLINE: Duration = Duration::from_secs(5);
+/// How long one question to a store may take, on a machine that has other things to do as well.
+const DEADLINE: Duration = Duration::from_secs(30);
 
 /// The user Postgres runs as where this runs as root, as which Postgres refuses to run.
 const POSTGRES_USER: &str = "postgres";

@@ -9,6 +9,7 @@ use anyhow::bail;
 use tokio::time::{Instant, sleep};
 
 use crate::{
+    keys,
     ledger::Video,
     tally::{Tally, Wrong},
     world::World,
@@ -17,9 +18,12 @@ use crate::{
 /// How long nothing may move that is to come to its end.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What Redis must have nothing of when every play is in the database.
-const PENDING: [&str; 4] =
-    ["video:views:delta:*", "video:views:dirty:*", "video:views:batch:*", "video:views:refused:*"];
+/// Answers which of its keys are there.
+const THERE: &str = "local there = {}
+    for _, key in ipairs(KEYS) do
+        if redis.call('EXISTS', key) == 1 then there[#there + 1] = key end
+    end
+    return there";
 
 /// Waits until no play is on its way any more.
 pub(crate) async fn settle(world: &World, tally: &Tally) -> anyhow::Result<()> {
@@ -43,14 +47,9 @@ pub(crate) async fn settle(world: &World, tally: &Tally) -> anyhow::Result<()> {
 }
 
 async fn pending(world: &World) -> anyhow::Result<Vec<String>> {
+    let keys = keys::pending();
     let redis = world.redis.lock().await;
-    let mut pending = Vec::new();
-    for pattern in PENDING {
-        let mut keys: Vec<String> = redis.ask(redis::cmd("KEYS").arg(pattern)).await?;
-        pending.append(&mut keys);
-    }
-    pending.sort_unstable();
-    Ok(pending)
+    redis.ask(redis::cmd("EVAL").arg(THERE).arg(keys.len()).arg(keys)).await
 }
 
 /// How many plays the database has too few or too many.
