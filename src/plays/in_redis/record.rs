@@ -72,7 +72,7 @@ impl Writer {
 
     /// Whether this instance knows without asking that the play counts nothing.
     pub(super) fn counted_lately(&self, play: &Play) -> bool {
-        self.counted.has(play)
+        self.redis.connection().is_ok_and(|connection| self.counted.has(play, connection.epoch()))
     }
 
     /// Counts plays; one result each, in order. What went wrong for one play touches no other; a call
@@ -121,7 +121,7 @@ impl Writer {
             for (index, result) in indexes.iter().zip(read(answer, indexes.len())) {
                 if matches!(result, Ok(Recorded::Counted)) {
                     counted += 1;
-                    self.counted.note(&plays[*index], sent);
+                    self.counted.note(&plays[*index], sent, connection.epoch());
                     self.shown.changed(&plays[*index].video);
                 }
                 results[*index] = result;
@@ -190,15 +190,23 @@ fn read(answer: Value, plays: usize) -> Vec<Result<Recorded, StoreError>> {
     results.into_iter().map(read).collect()
 }
 
-/// Plays this instance has just seen counted: a repeat is answered without Redis.
+/// Plays this instance has just seen counted: a repeat is answered without Redis, on the connection on
+/// which that was learnt. On the next one Redis may have forgotten the play: then the repeat counts.
 pub(super) struct Counted {
     clock: Arc<StoreClock>,
-    /// A hash of the play's video and viewer, or video and play id → when it was sent.
-    notes: Cache<u128, Duration>,
+    /// By a hash of the play's video and viewer, or video and play id.
+    notes: Cache<u128, Note>,
     /// Half of what Redis remembers, so that no note outlives that.
     life: Duration,
     /// So that nobody can make up two plays with one hash.
     seed: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Note {
+    sent: Duration,
+    /// Of the connection.
+    epoch: u64,
 }
 
 impl Counted {
@@ -208,15 +216,15 @@ impl Counted {
         Self { clock, notes, life, seed: rand::random() }
     }
 
-    fn has(&self, play: &Play) -> bool {
+    fn has(&self, play: &Play, epoch: u64) -> bool {
         let now = self.clock.monotonic();
-        let young = |sent: Duration| now.saturating_sub(sent) < self.life;
-        self.hashes(play).any(|hash| self.notes.get(&hash).is_some_and(young))
+        let holds = |note: Note| note.epoch == epoch && now.saturating_sub(note.sent) < self.life;
+        self.hashes(play).any(|hash| self.notes.get(&hash).is_some_and(holds))
     }
 
-    fn note(&self, play: &Play, sent: Duration) {
+    fn note(&self, play: &Play, sent: Duration, epoch: u64) {
         for hash in self.hashes(play) {
-            self.notes.insert(hash, sent);
+            self.notes.insert(hash, Note { sent, epoch });
         }
     }
 
