@@ -154,7 +154,7 @@ impl Readiness {
 
 /// The part, and the word that it refused with, if there is one: stores have such words (`OOM`,
 /// `READONLY`) in capitals.
-fn brief(error: &StoreError) -> String {
+pub(super) fn brief(error: &StoreError) -> String {
     let (part, cause) = (error.part(), error.to_string());
     let is_code = |word: &&str| word.len() > 2 && word.bytes().all(|byte| byte.is_ascii_uppercase());
     match cause.split(' ').find(is_code) {
