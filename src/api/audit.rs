@@ -145,7 +145,7 @@ pub fn audit_json(audited: &Audited) -> String {
 pub(super) async fn read(State(api): State<Arc<Api>>) -> Result<Answer<ConservationAnswer>, ApiError> {
     let audited = api.audit.read().await.map_err(|error| match error {
         StoreError::Unexpected { .. } => ApiError::from(error),
-        away => ApiError::NotReady { parts: vec![away.part().name()] },
+        away => ApiError::NotReady { parts: vec![away.part().name()], what: away.to_string() },
     })?;
     Ok(Answer::private(ConservationAnswer::from(audited.as_ref())))
 }

@@ -9,6 +9,7 @@ mod openapi;
 mod serve;
 
 use std::{
+    ffi::OsString,
     future::Future,
     io::{self, Write as _},
     path::{Path, PathBuf},
@@ -59,6 +60,25 @@ enum Command {
 
 /// Bad settings, as bad arguments: the caller has to change something.
 const UNUSABLE: u8 = 2;
+
+/// Reads the arguments of the command line.
+///
+/// # Errors
+/// They ask for help, or can't be understood: that is printed, and this is how the process ends.
+pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Cli, ExitCode> {
+    let arguments: Vec<OsString> = arguments.collect();
+    Cli::try_parse_from(&arguments).map_err(|error| {
+        // Nobody is left to be told where even stderr is gone.
+        let _ = error.print();
+        // Docker reserves 2.
+        let is_for_docker = error.use_stderr() && arguments.iter().any(|word| word == "healthcheck");
+        if is_for_docker {
+            ExitCode::FAILURE
+        } else {
+            u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from)
+        }
+    })
+}
 
 /// Runs the command and tells how it ended. An error is printed once, with its causes.
 #[must_use]

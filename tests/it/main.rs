@@ -21,12 +21,14 @@ mod conservation;
 mod delivery;
 mod doctor;
 mod drain;
+mod durability;
 #[cfg(feature = "failpoints")]
 mod kill_matrix;
 mod plays_laws;
 mod presence_laws;
 mod presence_redis;
 mod process;
+mod readiness;
 mod redis_scripts;
 mod redis_trouble;
 mod routes;

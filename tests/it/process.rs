@@ -169,6 +169,25 @@ async fn bad_settings_end_every_command_with_two_and_are_told_once() {
 }
 
 #[tokio::test]
+async fn bad_arguments_end_with_two_but_a_healthcheck_with_one_and_are_named() {
+    for (arguments, code, named) in [
+        (&["doctor", "--bogus"][..], 2, "--bogus"),
+        (&["healthcheck", "--bogus"], 1, "--bogus"),
+        (&["healthcheck", "--url", "nonsense"], 1, "--url"),
+        (&["healthcheck", "--url", "https://127.0.0.1"], 1, "--url"),
+        (&["healthcheck", "--config", "/nowhere/headcount.toml"], 1, "/nowhere/headcount.toml"),
+        (&["check-config", "--config", "/nowhere/headcount.toml"], 2, "/nowhere/headcount.toml"),
+    ] {
+        let output = ran(arguments, &[]).await;
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
+        assert!(said.contains(named), "{arguments:?}: {said}");
+    }
+    let output = ran(&["healthcheck", "--help"], &[]).await;
+    assert_eq!(output.status.code(), Some(0));
+}
+
+#[tokio::test]
 async fn an_address_that_is_taken_is_told_with_its_setting() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();

@@ -132,7 +132,8 @@ impl FlushJob {
 
     fn is_a_store_away(&self) -> bool {
         let postgres = self.flusher.ledger.postgres();
-        postgres.is_down() || !postgres.is_migrated() || self.flusher.redis.connection().is_err()
+        let is_redis_away = self.flusher.redis.connection().is_err() || self.flusher.is_short_of_replicas();
+        postgres.is_down() || !postgres.is_migrated() || is_redis_away
     }
 
     fn succeeded(&self) {

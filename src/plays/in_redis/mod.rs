@@ -46,7 +46,11 @@ use crate::{
     ids::VideoId,
     jobs::Job,
     lifecycle::Lifecycle,
-    store::{postgres::Postgres, redis::Redis, script::LuaScript},
+    store::{
+        postgres::Postgres,
+        redis::{Redis, Replicas, WaitFor},
+        script::LuaScript,
+    },
 };
 
 /// How long Redis keeps what the database holds; prolonged by reads while the database fails.
@@ -100,9 +104,13 @@ impl RedisPlays {
             Arc::new(Shown::new(redis.clock().clone(), config.plays.cached_videos, config.presence.window));
         let counted = Counted::new(redis.clock().clone(), config.plays.dedupe_window);
         let window = config.plays.dedupe_window;
+        let wanted = config.redis.wait_replicas;
+        let replicas = |what| Replicas::start(redis, lifecycle, wanted, what);
+        let for_plays = config.plays.wait.then(|| replicas(WaitFor::Plays));
         let books = Books::new(postgres.clone());
         let witness = Witness::new(redis.clone(), books.clone());
-        let writer = Arc::new(Writer::new(redis.clone(), counted, shown.clone(), witness.clone(), window));
+        let (seen, told) = (witness.clone(), shown.clone());
+        let writer = Arc::new(Writer::new(redis.clone(), counted, told, seen, window, for_plays));
         let take = match config.plays.ack {
             Ack::Stored => {
                 let bounds = Bounds { waiting: config.plays.max_pending, batch: BATCH };
@@ -126,7 +134,8 @@ impl RedisPlays {
         let reader = Reader::start(lifecycle, redis.clone(), ledger.clone(), shown, config.redis.deadline);
         let sketches = Sketches::new(redis.clone(), ledger.clone(), config.plays.cached_videos);
         let min_age = config.redis.batch_min_age;
-        let flusher = Arc::new(Flusher::new(redis.clone(), ledger.clone(), sketches, min_age));
+        let for_flush = (wanted > 0).then(|| replicas(WaitFor::Flush));
+        let flusher = Arc::new(Flusher::new(redis.clone(), ledger.clone(), sketches, min_age, for_flush));
         let upkeep = Arc::new(Upkeep::new(redis.clone(), ledger, books.clone()));
         let books = Arc::new(RedisBooks::new(redis.clone(), books, Some(witness.clone())));
         let flush_every = config.jobs.flush_every;

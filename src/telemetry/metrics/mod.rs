@@ -107,6 +107,12 @@ pub const METRICS: &[Metric] = &[
         &[],
         "Plays answered 202 and lost, as plays.ack = \"received\" allows",
     ),
+    metric(
+        Counter,
+        "headcount_replica_waits_failed_total",
+        &["what"],
+        "Writes that too few replicas had in time: batches not applied, plays answered 503",
+    ),
     metric(Counter, "headcount_plays_flushed_total", &[], "Plays moved into the database"),
     metric(
         Gauge,
