@@ -9,6 +9,7 @@ use utoipa::ToSchema;
 use super::{
     Api,
     answer::{Answer, rfc3339},
+    health::brief,
     problem::{ApiError, Problem},
 };
 use crate::{
