@@ -35,9 +35,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Longer than a task takes to see that its way is cut.
 const SEEN: Duration = Duration::from_millis(300);
 
-/// Between two removals of what runs out.
-const EXPIRE_EVERY: Duration = Duration::from_millis(15);
-
 /// Does what is drawn.
 pub(crate) struct Killer {
     pub(crate) world: Arc<World>,
@@ -226,8 +223,8 @@ impl Killer {
             }
             Deed::LoseScripts => tell(&redis, &["SCRIPT", "FLUSH"]).await?,
             Deed::EndRedisClients => tell(&redis, &["CLIENT", "KILL", "TYPE", "normal"]).await?,
-            Deed::ExpireTotals => expire(&redis, &keys::totals(), stroke.lasts).await?,
-            Deed::ExpireLocks => expire(&redis, &keys::locks(), stroke.lasts).await?,
+            Deed::ExpireTotals => redis.expire(&keys::totals(), stroke.lasts).await?,
+            Deed::ExpireLocks => redis.expire(&keys::locks(), stroke.lasts).await?,
             // One that is under way already is as good.
             _ => drop(tell(&redis, &["BGREWRITEAOF"]).await),
         }
@@ -291,14 +288,4 @@ async fn tell(redis: &Redis, command: &[&str]) -> anyhow::Result<()> {
         told.arg(*part);
     }
     redis.ask::<redis::Value>(&told).await.map(drop)
-}
-
-/// Removes keys that may run out at any time, as soon as they are there.
-async fn expire(redis: &Redis, keys: &[String], lasts: Duration) -> anyhow::Result<()> {
-    let until = Instant::now() + lasts;
-    while Instant::now() < until {
-        redis.ask::<u64>(redis::cmd("DEL").arg(keys)).await?;
-        sleep(EXPIRE_EVERY).await;
-    }
-    Ok(())
 }

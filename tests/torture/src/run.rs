@@ -84,9 +84,7 @@ pub(crate) async fn run(plan: &Plan, programs: &Programs, folder: &Path) -> anyh
     let tail = killer.tails.left() + tally.silent.get();
     let [one, other] = &world.instances;
     let (one, other) = (one.lock().await, other.lock().await);
-    if one.command(&["audit", "--help"]).output().await?.status.success() {
-        audit::hold(&one, &tally, tail).await?;
-    }
+    audit::hold(&one, &tally, tail).await?;
     let lives = [one.lives.clone(), other.lives.clone()];
     for (index, life) in
         lives.iter().enumerate().flat_map(|(index, lives)| lives.iter().map(move |life| (index, life)))

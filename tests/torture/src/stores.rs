@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use redis::Cmd;
+use redis::{AsyncConnectionConfig, Cmd, aio::MultiplexedConnection};
 use rustix::process::Signal;
 use sqlx::{ConnectOptions as _, Connection as _, PgConnection, postgres::PgConnectOptions};
 use tokio::{process::Command, time::Instant};
@@ -23,6 +23,9 @@ const AGAIN: Duration = Duration::from_millis(20);
 
 /// How long one question to a store may take, on a machine that has other things to do as well.
 const DEADLINE: Duration = Duration::from_secs(30);
+
+/// Between two removals of what runs out.
+const EXPIRE_EVERY: Duration = Duration::from_millis(3);
 
 /// The user Postgres runs as where this runs as root, as which Postgres refuses to run.
 const POSTGRES_USER: &str = "postgres";
@@ -84,17 +87,34 @@ impl Redis {
 
     /// Asks it one thing, not by one of the service's ways.
     pub(crate) async fn ask<T: redis::FromRedisValue>(&self, command: &Cmd) -> anyhow::Result<T> {
-        ask(self.port, command).await
+        tokio::time::timeout(DEADLINE, async { Ok(command.query_async(&mut self.connect().await?).await?) })
+            .await?
     }
-}
 
-async fn ask<T: redis::FromRedisValue>(port: u16, command: &Cmd) -> anyhow::Result<T> {
-    let client = redis::Client::open(format!("redis://127.0.0.1:{port}"))?;
-    tokio::time::timeout(DEADLINE, async {
-        let mut connection = client.get_multiplexed_async_connection().await?;
-        Ok(command.query_async(&mut connection).await?)
-    })
-    .await?
+    /// For so long removes keys that may run out at any time, as soon as they are there.
+    pub(crate) async fn expire(&self, keys: &[String], lasts: Duration) -> anyhow::Result<()> {
+        let mut remove = redis::cmd("DEL");
+        remove.arg(keys);
+        let until = Instant::now() + lasts;
+        tokio::time::timeout(lasts + DEADLINE, async {
+            let mut connection = self.connect().await?;
+            while Instant::now() < until {
+                remove.exec_async(&mut connection).await?;
+                tokio::time::sleep(EXPIRE_EVERY).await;
+            }
+            Ok(())
+        })
+        .await?
+    }
+
+    async fn connect(&self) -> redis::RedisResult<MultiplexedConnection> {
+        let client = redis::Client::open(format!("redis://127.0.0.1:{}", self.port))?;
+        // The library's own limits are those of a machine that has nothing else to do.
+        let patient = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(DEADLINE))
+            .set_response_timeout(Some(DEADLINE));
+        client.get_multiplexed_async_connection_with_config(&patient).await
+    }
 }
 
 /// Where Postgres's programs and files are.
