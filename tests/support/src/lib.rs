@@ -5,12 +5,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
+mod own_postgres;
 mod own_redis;
 mod proxy;
 
 use std::time::Duration;
 
 pub use self::{
+    own_postgres::OwnPostgres,
     own_redis::OwnRedis,
     proxy::{Proxy, Way},
 };

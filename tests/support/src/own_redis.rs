@@ -1,6 +1,9 @@
 //! A Redis of a test's own, to be set up badly, stopped, killed and started again.
 
-use std::{path::PathBuf, process::Stdio};
+use std::{
+    path::{Path, PathBuf},
+    process::Stdio,
+};
 
 use tokio::process::{Child, Command};
 
@@ -50,8 +53,19 @@ impl OwnRedis {
 
     /// Starts it again over what it left on disk.
     pub async fn start_again(&mut self) {
-        self.process = Self::spawn(&self.folder, &self.socket, &self.settings);
+        self.begin_again();
         self.answers().await;
+    }
+
+    /// Starts it again over what it left on disk, which it may take its time to load.
+    pub fn begin_again(&mut self) {
+        self.process = Self::spawn(&self.folder, &self.socket, &self.settings);
+    }
+
+    /// Where it keeps its data.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
     }
 
     /// Makes it take connections and answer nothing, or go on.
@@ -65,7 +79,19 @@ impl OwnRedis {
     /// # Errors
     /// It is away or refuses.
     pub async fn query<T: redis::FromRedisValue>(&self, command: redis::Cmd) -> redis::RedisResult<T> {
-        let client = redis::Client::open(self.url(""))?;
+        self.query_by("", command).await
+    }
+
+    /// Asks it one thing on a connection whose URL ends in `query`, which may hold a password.
+    ///
+    /// # Errors
+    /// It is away or refuses.
+    pub async fn query_by<T: redis::FromRedisValue>(
+        &self,
+        query: &str,
+        command: redis::Cmd,
+    ) -> redis::RedisResult<T> {
+        let client = redis::Client::open(self.url(query))?;
         let mut connection = client.get_multiplexed_async_connection().await?;
         command.query_async(&mut connection).await
     }
