@@ -110,7 +110,7 @@ struct RedisHealth {
 #[async_trait]
 impl HealthCheck for RedisHealth {
     async fn check(&self) -> Health {
-        let (redis, postgres) = tokio::join!(probe::probe(&self.redis), self.postgres.ping());
+        let (redis, postgres) = tokio::join!(probe::probe(&self.redis), self.postgres.probe());
         // Without its schema it answers, and nothing can be read or flushed.
         let degraded = postgres.is_err() || !self.postgres.is_migrated();
         Health {
