@@ -5,17 +5,17 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use crate::{
-    clock::Clock,
+    clock::{Clock, Timestamp},
     config::{BackendKind, Config},
-    error::Part,
+    error::{Part, StoreError},
     health::{Health, HealthCheck},
     jobs::Job,
     lifecycle::Lifecycle,
-    plays::{self, Plays, in_redis::RedisPlays, in_sqlite::SqlitePlays},
+    plays::{self, Plays, in_redis::RedisPlays, in_sqlite::SqlitePlays, postgres::Ledger},
     presence::{
         self, Presence,
         in_memory::{self, InMemoryPresence},
-        in_redis::RedisPresence,
+        in_redis::{History, RedisPresence},
     },
     store::{postgres::Postgres, probe, redis::Redis, sqlite::Sqlite, time::StoreClock},
     videos::{VideoStore, in_postgres::PostgresVideos, in_sqlite::SqliteVideos},
@@ -86,7 +86,8 @@ fn open_redis(config: &Config, lifecycle: &Lifecycle, clock: Arc<dyn Clock>) -> 
     let redis = Redis::new(&config.redis, redis_clock, scripts.collect())?;
     let postgres = Postgres::new(&config.postgres)?;
     postgres.start(lifecycle);
-    let presence = RedisPresence::open(config, &redis, lifecycle);
+    let history = Ledger::new(postgres.clone(), config.plays.timezone);
+    let presence = RedisPresence::open(config, &redis, Arc::new(history), lifecycle);
     let plays = RedisPlays::open(config, &redis, &postgres, lifecycle);
     // Last: who speaks first on a connection has to be known before there is one.
     redis.start(lifecycle);
@@ -99,6 +100,14 @@ fn open_redis(config: &Config, lifecycle: &Lifecycle, clock: Arc<dyn Clock>) -> 
         health: Arc::new(RedisHealth { redis, postgres }),
         jobs,
     })
+}
+
+/// Batches of plays tell of a deployment that was here before: their newest ids are kept for ever.
+#[async_trait]
+impl History for Ledger {
+    async fn reaches_before(&self, at: Timestamp) -> Result<bool, StoreError> {
+        self.had_batches_before(at).await
+    }
 }
 
 /// Nothing can be taken without Redis; without Postgres everything can, for a while.
@@ -126,7 +135,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        clock::{ManualClock, Timestamp},
+        clock::ManualClock,
         config::load::load,
         ids::{UserId, VideoId, ViewerId},
         lifecycle::Stopped,
