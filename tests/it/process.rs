@@ -30,15 +30,15 @@ fn text(bytes: &[u8]) -> String {
 }
 
 /// A running service and its log.
-struct Service {
+pub struct Service {
     process: Child,
     log: Lines<BufReader<ChildStderr>>,
-    public: String,
-    ops: String,
+    pub public: String,
+    pub ops: String,
 }
 
 impl Service {
-    async fn start(folder: &Path, variables: &[(&str, &str)]) -> Self {
+    pub async fn start(folder: &Path, variables: &[(&str, &str)]) -> Self {
         let mut all = vec![
             ("HEADCOUNT_SERVER__LISTEN", "127.0.0.1:0"),
             ("HEADCOUNT_OPS__LISTEN", "127.0.0.1:0"),
@@ -58,13 +58,17 @@ impl Service {
         Self { process, log, public, ops }
     }
 
-    async fn signal(&self, name: &str) {
+    pub fn pid(&self) -> u32 {
+        self.process.id().expect("it runs")
+    }
+
+    pub async fn signal(&self, name: &str) {
         let pid = self.process.id().expect("it runs").to_string();
         assert!(Command::new("kill").args([name, &pid]).status().await.unwrap().success());
     }
 
     /// The exit code, and the rest of the log.
-    async fn ended(mut self) -> (Option<i32>, String) {
+    pub async fn ended(mut self) -> (Option<i32>, String) {
         let mut rest = String::new();
         while let Some(line) =
             tokio::time::timeout(LONG, self.log.next_line()).await.expect("it ends").unwrap()

@@ -2,6 +2,7 @@
 //! `scripts/with-services` starts both. Each test has a key prefix and a database of its own.
 
 mod away;
+mod cut;
 mod faults;
 mod flush;
 mod jobs;
@@ -9,6 +10,7 @@ mod ledger;
 mod read;
 mod record;
 mod scripts;
+mod trouble;
 mod viewers;
 mod world;
 
