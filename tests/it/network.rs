@@ -49,8 +49,7 @@ async fn behind_postgres() -> (World, Proxy) {
 impl World {
     /// As `world.redis_command`, past whatever stands in the service's way.
     async fn ask_redis<T: redis::FromRedisValue>(&self, command: &redis::Cmd) -> T {
-        let client = redis::Client::open(service("TEST_REDIS_URL")).unwrap();
-        let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+        let mut connection = headcount_support::redis_connection(&service("TEST_REDIS_URL")).await.unwrap();
         command.query_async(&mut connection).await.unwrap()
     }
 
@@ -184,7 +183,8 @@ async fn with_every_answer_late_but_in_time_everything_is_taken() {
 async fn calls_into_the_dark_leave_no_task_behind() {
     let (world, proxy) = behind_redis(|_| {}).await;
     let alive = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
-    world.beat("film", "ann").await;
+    eventually("it is well", async || world.is_well().await).await;
+    every_call_ends(&world, DEADLINE, Way::Open).await;
     let before = alive();
     for way in [Way::Dark, Way::Stalled, Way::Cut] {
         proxy.set(way);
@@ -206,7 +206,11 @@ async fn calls_into_the_dark_leave_no_task_behind() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_beat_cut_at_any_byte_is_written_in_the_end_and_never_outside_the_sweep() {
     const LANES: usize = 16;
-    let (first, _proxy) = behind_redis(|config| config.presence.shards = 1).await;
+    let (first, _proxy) = behind_redis(|config| {
+        config.presence.shards = 1;
+        config.redis.deadline = Duration::from_secs(10);
+    })
+    .await;
     let lanes = join_all((0..LANES).map(async |_| {
         let proxy = Proxy::to(&service("TEST_REDIS_URL")).await;
         let url = proxy.by(&service("TEST_REDIS_URL"));

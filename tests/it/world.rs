@@ -237,8 +237,7 @@ impl World {
     }
 
     pub async fn redis_connection(&self) -> redis::aio::MultiplexedConnection {
-        let client = redis::Client::open(self.config.redis.url.expose()).unwrap();
-        client.get_multiplexed_async_connection().await.unwrap()
+        headcount_support::redis_connection(self.config.redis.url.expose()).await.unwrap()
     }
 
     /// Every key of this world, without the prefix.

@@ -29,6 +29,18 @@ pub async fn eventually(fact: &str, mut holds: impl AsyncFnMut() -> bool) {
     }
 }
 
+/// A connection of a test's own, which waits longer for an answer than the half second that redis-rs
+/// begins with: machines that test are slow at times.
+///
+/// # Errors
+/// There is none to be had.
+pub async fn redis_connection(url: &str) -> redis::RedisResult<redis::aio::MultiplexedConnection> {
+    let patient = redis::AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(PATIENCE / 6))
+        .set_response_timeout(Some(PATIENCE / 6));
+    redis::Client::open(url)?.get_multiplexed_async_connection_with_config(&patient).await
+}
+
 /// The address of a server that `scripts/with-services` started.
 #[expect(clippy::disallowed_methods, reason = "how scripts/with-services hands servers to tests")]
 #[must_use]

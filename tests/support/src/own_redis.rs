@@ -7,7 +7,7 @@ use std::{
 
 use tokio::process::{Child, Command};
 
-use crate::eventually;
+use crate::{eventually, redis_connection};
 
 /// Ended when dropped.
 pub struct OwnRedis {
@@ -91,8 +91,7 @@ impl OwnRedis {
         query: &str,
         command: redis::Cmd,
     ) -> redis::RedisResult<T> {
-        let client = redis::Client::open(self.url(query))?;
-        let mut connection = client.get_multiplexed_async_connection().await?;
+        let mut connection = redis_connection(&self.url(query)).await?;
         command.query_async(&mut connection).await
     }
 

@@ -83,11 +83,15 @@ async fn a_flush_that_fails_leaves_plays_where_they_were_still_marked() {
 }
 
 async fn behind_a_proxy() -> (World, Proxy) {
+    behind_a_proxy_for(Duration::from_secs(10)).await
+}
+
+async fn behind_a_proxy_for(deadline: Duration) -> (World, Proxy) {
     let direct = world::settings().await;
     let proxy = Proxy::to(direct.postgres.url.expose()).await;
     let mut config = direct.clone();
     config.postgres.url = SecretUrl::new(proxy.by(direct.postgres.url.expose()));
-    config.postgres.deadline = Duration::from_secs(2);
+    config.postgres.deadline = deadline;
     (World::open(direct, config, SystemClock::start()).await, proxy)
 }
 
@@ -125,7 +129,7 @@ async fn a_commit_whose_answer_was_lost_is_found_by_its_id() {
 }
 
 async fn a_commit_whose_answer_is(lost: Way) {
-    let (world, proxy) = behind_a_proxy().await;
+    let (world, proxy) = behind_a_proxy_for(Duration::from_secs(3)).await;
     world.played("1", 5).await;
     proxy.set(lost);
     assert!(matches!(world.flush(&video("1")).await, Err(StoreError::Unavailable { .. })));

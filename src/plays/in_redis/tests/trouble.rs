@@ -40,7 +40,7 @@ impl World {
 async fn with_all_connections_for_reads_in_use_the_last_good_total_is_told_and_the_flush_goes_on() {
     let world = World::with(|config| {
         config.postgres.max_connections = 4;
-        config.postgres.deadline = Duration::from_millis(500);
+        config.postgres.deadline = Duration::from_secs(2);
     })
     .await;
     world.played("1", 5).await;
