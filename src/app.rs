@@ -84,6 +84,7 @@ pub async fn serve(
         presence: stores.presence,
         plays: stores.plays,
         videos: Catalog::new(stores.videos, config.videos.unknown, clock.clone()),
+        audit: stores.audit,
         health: stores.health,
         jobs: watch,
         draining,

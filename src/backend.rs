@@ -1,6 +1,6 @@
 //! The only file that names concrete stores.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 
@@ -11,13 +11,26 @@ use crate::{
     health::{Health, HealthCheck},
     jobs::Job,
     lifecycle::Lifecycle,
-    plays::{self, Plays, in_redis::RedisPlays, in_sqlite::SqlitePlays, postgres::Ledger},
+    plays::{
+        self, Plays,
+        audit::{Audit, AuditJob, Books},
+        in_redis::{RedisBooks, RedisPlays},
+        in_sqlite::{SqliteBooks, SqlitePlays},
+        postgres::Ledger,
+    },
     presence::{
         self, Presence,
         in_memory::{self, InMemoryPresence},
         in_redis::{History, RedisPresence},
     },
-    store::{postgres::Postgres, probe, redis::Redis, sqlite::Sqlite, time::StoreClock},
+    store::{
+        postgres::Postgres,
+        probe,
+        redis::Redis,
+        script::LuaScript,
+        sqlite::{self, Sqlite},
+        time::StoreClock,
+    },
     videos::{VideoStore, in_postgres::PostgresVideos, in_sqlite::SqliteVideos},
 };
 
@@ -30,6 +43,8 @@ pub struct Stores {
     pub plays: Arc<dyn Plays>,
     /// Which videos there are.
     pub videos: Arc<dyn VideoStore>,
+    /// Whether every play that was counted is still somewhere.
+    pub audit: Arc<Audit>,
     /// Whether the stores do their work.
     pub health: Arc<dyn HealthCheck>,
     /// What must run by itself for the numbers to stay right. Not started yet: tests step them.
@@ -64,11 +79,14 @@ async fn open_embedded(
     let presence = InMemoryPresence::open(settings, &sqlite, clock.clone()).await?;
     let mut jobs = presence.jobs(&sqlite);
     jobs.push(SqlitePlays::prune_job(&sqlite, &config.plays, clock.clone()));
-    let plays = SqlitePlays::start(&sqlite, &config.plays, lifecycle, clock);
+    jobs.push(SqlitePlays::adopt_job(&sqlite));
+    let plays = SqlitePlays::start(&sqlite, &config.plays, lifecycle, clock.clone());
+    let audit = audit(Arc::new(SqliteBooks::of(&sqlite)), clock, &mut jobs);
     sqlite.close_at_stop(lifecycle);
     Ok(Stores {
         presence,
         plays: Arc::new(plays),
+        audit,
         videos: Arc::new(SqliteVideos::new(sqlite.clone())),
         health: Arc::new(sqlite),
         jobs,
@@ -77,13 +95,11 @@ async fn open_embedded(
 
 /// Opens the ways to Redis and Postgres. Neither has to be there yet.
 fn open_redis(config: &Config, lifecycle: &Lifecycle, clock: Arc<dyn Clock>) -> anyhow::Result<Stores> {
-    let caution = config.presence.heartbeat_every * 2;
-    let redis_clock = Arc::new(StoreClock::new(clock, caution));
     let scripts = [&probe::PROBE]
         .into_iter()
         .chain(presence::in_redis::SCRIPTS)
         .chain(plays::in_redis::SCRIPTS.iter().copied());
-    let redis = Redis::new(&config.redis, redis_clock, scripts.collect())?;
+    let redis = way_to_redis(config, clock.clone(), scripts.collect())?;
     let postgres = Postgres::new(&config.postgres)?;
     postgres.start(lifecycle);
     let history = Ledger::new(postgres.clone(), config.plays.timezone);
@@ -93,9 +109,11 @@ fn open_redis(config: &Config, lifecycle: &Lifecycle, clock: Arc<dyn Clock>) -> 
     redis.start(lifecycle);
     let mut jobs = presence.jobs(config);
     jobs.extend(plays.jobs());
+    let audit = audit(plays.books(), clock, &mut jobs);
     Ok(Stores {
         presence,
         plays,
+        audit,
         videos: Arc::new(PostgresVideos::new(postgres.clone())),
         health: Arc::new(RedisHealth { redis, postgres }),
         jobs,
@@ -107,6 +125,54 @@ fn open_redis(config: &Config, lifecycle: &Lifecycle, clock: Arc<dyn Clock>) -> 
 impl History for Ledger {
     async fn reaches_before(&self, at: Timestamp) -> Result<bool, StoreError> {
         self.had_batches_before(at).await
+    }
+}
+
+fn way_to_redis(
+    config: &Config,
+    clock: Arc<dyn Clock>,
+    scripts: Vec<&'static LuaScript>,
+) -> Result<Redis, StoreError> {
+    let caution = config.presence.heartbeat_every * 2;
+    Redis::new(&config.redis, Arc::new(StoreClock::new(clock, caution)), scripts)
+}
+
+/// The audit of these books, and the job that exports it.
+fn audit(books: Arc<dyn Books>, clock: Arc<dyn Clock>, jobs: &mut Vec<Arc<dyn Job>>) -> Arc<Audit> {
+    let audit = Audit::new(books, clock);
+    jobs.push(Arc::new(AuditJob::new(audit.clone(), rand::random())));
+    audit
+}
+
+/// How long a command waits for a store.
+const COMMAND_WAITS: Duration = Duration::from_secs(5);
+
+/// Opens the books alone, beside whatever service runs on them. What keeps the ways to servers open
+/// runs in `lifecycle`.
+///
+/// # Errors
+/// A store is away.
+pub async fn open_books(
+    config: &Config,
+    lifecycle: &Lifecycle,
+    clock: Arc<dyn Clock>,
+) -> anyhow::Result<Arc<dyn Books>> {
+    match config.backend {
+        BackendKind::Embedded => Ok(Arc::new(SqliteBooks::visiting(sqlite::visit(&config.embedded.path)?))),
+        BackendKind::Redis => {
+            let redis = way_to_redis(config, clock, Vec::new())?;
+            let mut connected = redis.epochs();
+            redis.start(lifecycle);
+            let there = tokio::time::timeout(COMMAND_WAITS, connected.wait_for(|epoch| *epoch > 0)).await;
+            if !matches!(there, Ok(Ok(_))) {
+                anyhow::bail!(
+                    "redis at {} can't be used; headcount doctor says why",
+                    config.redis.url.redacted()
+                );
+            }
+            let books: RedisBooks = RedisPlays::books_of(&redis, &Postgres::new(&config.postgres)?);
+            Ok(Arc::new(books))
+        }
     }
 }
 
@@ -131,7 +197,7 @@ impl HealthCheck for RedisHealth {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::HashMap, path::Path, time::Duration};
+    use std::{collections::HashMap, path::Path};
 
     use super::*;
     use crate::{
@@ -166,7 +232,7 @@ mod tests {
             let stores = open(&config, &lifecycle, clock.clone()).await.unwrap();
             assert!(stores.health.check().await.failed.is_empty());
             let names: Vec<_> = stores.jobs.iter().map(|job| job.name()).collect();
-            assert_eq!(names, ["sweep", "snapshot", "prune-seen"]);
+            assert_eq!(names, ["sweep", "snapshot", "prune-seen", "adopt", "audit"]);
             if start == 0 {
                 assert!(stores.videos.existing(std::slice::from_ref(&video)).await.unwrap().is_empty());
                 let beat = Beat { video: video.clone(), viewer: viewer.clone() };

@@ -109,8 +109,7 @@ impl VideoId {
     /// The partition this video belongs to, the same in every process.
     #[must_use]
     pub fn partition(&self) -> Partition {
-        let index = xxh3_64(self.0.as_bytes()) % u64::from(PARTITIONS);
-        Partition(u16::try_from(index).expect("a remainder of PARTITIONS fits its type"))
+        Partition::of(&self.0)
     }
 }
 
@@ -177,10 +176,29 @@ impl Partition {
         (0..PARTITIONS).map(Self)
     }
 
+    /// The one that a text belongs to, whether it is a video's id or not.
+    #[must_use]
+    pub fn of(text: &str) -> Self {
+        let index = xxh3_64(text.as_bytes()) % u64::from(PARTITIONS);
+        Self(u16::try_from(index).expect("a remainder of PARTITIONS fits its type"))
+    }
+
     /// The position in an array of [`PARTITIONS`] elements.
     #[must_use]
     pub fn index(self) -> usize {
         usize::from(self.0)
+    }
+
+    /// As it stands in the column `partition` of tables.
+    #[must_use]
+    pub fn number(self) -> i16 {
+        i16::try_from(self.0).expect("there are 16 partitions")
+    }
+
+    /// Read back from a column `partition`; `None` where it is none of ours.
+    #[must_use]
+    pub fn from_number(number: i64) -> Option<Self> {
+        u16::try_from(number).ok().filter(|index| *index < PARTITIONS).map(Self)
     }
 }
 

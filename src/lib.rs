@@ -14,6 +14,7 @@ pub mod config;
 pub mod count_reads;
 pub mod doctor;
 pub mod error;
+mod failpoint;
 pub mod health;
 pub mod ids;
 pub mod jobs;

@@ -2,9 +2,8 @@
 
 use std::process::ExitCode;
 
-use clap::Parser as _;
-use headcount::cli::{Cli, run};
+use headcount::cli::{parse, run};
 
 fn main() -> ExitCode {
-    run(Cli::parse())
+    parse(std::env::args_os()).map_or_else(|ended| ended, run)
 }

@@ -1,7 +1,8 @@
 //! `/livez`: do the jobs still run? `/readyz`: would a request be served?
 //!
 //! A probe never asks the stores more than once a second, however many probes there are, and names
-//! parts, not causes: those hold addresses and go to the log, when they change.
+//! parts, not causes but for the word that a store refused with: causes hold addresses and go to the
+//! log, when they change.
 
 use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
@@ -79,7 +80,11 @@ impl Readiness {
         if health.failed.is_empty() {
             return Ok(names(health.degraded.iter().copied()));
         }
-        Err(ApiError::NotReady { parts: names(health.failed.iter().map(StoreError::part)) })
+        let what: Vec<String> = health.failed.iter().map(brief).collect();
+        Err(ApiError::NotReady {
+            parts: names(health.failed.iter().map(StoreError::part)),
+            what: what.join(", "),
+        })
     }
 
     async fn health(&self) -> Result<Arc<Health>, ApiError> {
@@ -144,6 +149,17 @@ impl Readiness {
             tracing::info!("ready");
         }
         looks.told = Some(parts);
+    }
+}
+
+/// The part, and the word that it refused with, if there is one: stores have such words (`OOM`,
+/// `READONLY`) in capitals.
+fn brief(error: &StoreError) -> String {
+    let (part, cause) = (error.part(), error.to_string());
+    let is_code = |word: &&str| word.len() > 2 && word.bytes().all(|byte| byte.is_ascii_uppercase());
+    match cause.split(' ').find(is_code) {
+        Some(code) => format!("{part} ({code})"),
+        None => part.to_string(),
     }
 }
 

@@ -4,6 +4,7 @@
 //! and answers (`answer.rs`, `problem.rs`); what every request goes through is in `edge.rs`.
 
 mod answer;
+mod audit;
 mod body;
 mod code;
 mod counts;
@@ -33,7 +34,7 @@ use axum::{
 };
 use tokio_util::sync::CancellationToken;
 
-pub use self::openapi::document;
+pub use self::{audit::audit_json, openapi::document};
 use self::{
     edge::Edge, failures::FailureLog, fields::Field, health::Readiness, meters::Tally, metrics::Render,
     problem::ApiError,
@@ -44,7 +45,7 @@ use crate::{
     health::HealthCheck,
     ids::{InvalidId, VideoId},
     jobs::Watch,
-    plays::Plays,
+    plays::{Plays, audit::Audit},
     presence::Presence,
     videos::Catalog,
 };
@@ -63,6 +64,8 @@ pub struct Parts {
     pub plays: Arc<dyn Plays>,
     /// Which videos there are.
     pub videos: Catalog,
+    /// Whether every play that was counted is still somewhere.
+    pub audit: Arc<Audit>,
     /// Whether the stores do their work.
     pub health: Arc<dyn HealthCheck>,
     /// Whether the jobs still run.
@@ -91,6 +94,7 @@ impl AppState {
             presence: parts.presence,
             plays: parts.plays,
             videos: parts.videos,
+            audit: parts.audit,
             jobs: parts.jobs,
             readiness: Readiness::new(parts.health, parts.clock, parts.draining),
             identity: parts.identity,
@@ -107,6 +111,7 @@ struct Api {
     presence: Arc<dyn Presence>,
     plays: Arc<dyn Plays>,
     videos: Catalog,
+    audit: Arc<Audit>,
     jobs: Watch,
     readiness: Readiness,
     identity: Identity,
@@ -162,6 +167,7 @@ fn operators_routes(metrics: Render) -> [Group; 2] {
     let pages = vec![
         ("/metrics", get(metrics::scrape).layer::<_, Infallible>(Extension(metrics))),
         ("/openapi.json", get(openapi::json)),
+        ("/audit", get(audit::read)),
     ];
     [probes(), Group { body_limit: SINGLE_BODY, routes: pages }]
 }

@@ -11,7 +11,7 @@ use utoipa::{
     openapi::{ContentBuilder, HeaderBuilder, Object, Ref, RefOr, Required, ResponseBuilder, schema::Type},
 };
 
-use super::{counts, health, heartbeat, many, metrics, plays, problem::Problem, top};
+use super::{audit, counts, health, heartbeat, many, metrics, plays, problem::Problem, top};
 
 /// What a POST about one video is answered when it isn't answered.
 pub(super) struct VideoPost;
@@ -96,7 +96,7 @@ integer in place of its digits. A field that is sent more than once must say the
     paths(
         heartbeat::beat, heartbeat::leave, heartbeat::beat_many, plays::record,
         counts::online, counts::plays, counts::both, many::get, many::post, top::top,
-        health::live, health::ready, metrics::scrape, json,
+        health::live, health::ready, metrics::scrape, audit::read, json,
     ),
     components(schemas(Problem)),
     tags(

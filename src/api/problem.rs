@@ -65,8 +65,8 @@ pub(super) enum ApiError {
     Timeout,
     #[error("the stores have not been seen to work yet")]
     Starting,
-    #[error("not working: {}", parts.join(", "))]
-    NotReady { parts: Vec<&'static str> },
+    #[error("not working: {what}")]
+    NotReady { parts: Vec<&'static str>, what: String },
     #[error("the stores haven't answered for a while")]
     Silent,
     #[error("it takes no new requests")]
@@ -165,7 +165,7 @@ impl IntoResponse for ApiError {
         let failure = self.cause().map(|cause| Failure { code, cause });
         let detail = self.to_string();
         let parts = match self {
-            Self::NotReady { parts } | Self::Stuck { parts } => parts,
+            Self::NotReady { parts, .. } | Self::Stuck { parts } => parts,
             _ => Vec::new(),
         };
         let kind = format!("urn:headcount:problem:{text}");

@@ -1,5 +1,6 @@
 //! The command line: one file a command, and what they share.
 
+mod audit;
 mod check_config;
 mod doctor;
 mod healthcheck;
@@ -8,6 +9,7 @@ mod openapi;
 mod serve;
 
 use std::{
+    ffi::OsString,
     future::Future,
     io::{self, Write as _},
     path::{Path, PathBuf},
@@ -46,6 +48,8 @@ enum Command {
     CheckConfig,
     /// Check that the stores are set up so that the promises hold.
     Doctor(doctor::Options),
+    /// Look whether every play that was counted is still somewhere: 0 if so, else 1.
+    Audit(audit::Options),
     /// Ask a running service whether it is ready: 0 if so, else 1.
     Healthcheck(healthcheck::Options),
     /// Print the OpenAPI document of the HTTP API.
@@ -57,11 +61,31 @@ enum Command {
 /// Bad settings, as bad arguments: the caller has to change something.
 const UNUSABLE: u8 = 2;
 
+/// Reads the arguments of the command line.
+///
+/// # Errors
+/// They ask for help, or can't be understood: that is printed, and this is how the process ends.
+pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Cli, ExitCode> {
+    let arguments: Vec<OsString> = arguments.collect();
+    Cli::try_parse_from(&arguments).map_err(|error| {
+        // Nobody is left to be told where even stderr is gone.
+        let _ = error.print();
+        // Docker reserves 2.
+        let is_for_docker = error.use_stderr() && arguments.iter().any(|word| word == "healthcheck");
+        if is_for_docker {
+            ExitCode::FAILURE
+        } else {
+            u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from)
+        }
+    })
+}
+
 /// Runs the command and tells how it ended. An error is printed once, with its causes.
 #[must_use]
 pub fn run(cli: Cli) -> ExitCode {
     let file = cli.config.as_deref();
     let ended = match cli.command {
+        Some(Command::Audit(options)) => audit::run(file, &options),
         Some(Command::CheckConfig) => check_config::run(file),
         Some(Command::Doctor(options)) => doctor::run(file, &options),
         Some(Command::Healthcheck(options)) => healthcheck::run(file, &options),

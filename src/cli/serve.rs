@@ -16,6 +16,8 @@ use crate::{
 pub(super) fn run(file: Option<&Path>) -> anyhow::Result<ExitCode> {
     let loaded = load(file, None)?;
     telemetry::start(&loaded.config.log)?;
+    #[cfg(feature = "failpoints")]
+    crate::failpoint::set_by_environment();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

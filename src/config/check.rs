@@ -4,7 +4,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use humantime::format_duration;
 
-use super::{Config, invalid::Problem};
+use super::{Ack, Config, invalid::Problem};
 
 /// Hidden browser tabs beat about once a minute, whatever they are told.
 const SLOWEST_BEAT: Duration = Duration::from_secs(60);
@@ -69,6 +69,23 @@ pub(super) fn check(config: &Config) -> Check {
             presence.batch.to_string(),
             &["presence.max_merged"],
             format!("at most presence.max_merged, here {}", presence.max_merged),
+        );
+    }
+    if config.plays.wait && config.redis.wait_replicas == 0 {
+        wrong(
+            "plays.wait",
+            true.to_string(),
+            &["redis.wait_replicas"],
+            "false while redis.wait_replicas is 0: there is nothing to wait for".to_owned(),
+        );
+    }
+    if config.plays.wait && config.plays.ack == Ack::Received {
+        wrong(
+            "plays.wait",
+            true.to_string(),
+            &["plays.ack"],
+            "false with plays.ack = \"received\": what is answered at once can't have been waited for"
+                .to_owned(),
         );
     }
     if collide(server.listen, config.ops.listen) {

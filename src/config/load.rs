@@ -74,7 +74,7 @@ pub fn load(file: Option<&Path>, variables: Option<HashMap<String, String>>) -> 
     }
     if let Some(path) = file {
         let shown = path.display().to_string();
-        let read = File::from(path).format(FileFormat::Toml).collect().map_err(|error| unreadable(&error))?;
+        let read = read(path).map_err(|problem| Invalid { problems: vec![problem] })?;
         for (name, value) in leaves(read) {
             if allowed(&name).is_some() {
                 settings.insert(name, Given { value, source: Origin::File(shown.clone()) });
@@ -125,6 +125,42 @@ pub fn load(file: Option<&Path>, variables: Option<HashMap<String, String>>) -> 
         problems.extend(together);
     }
     Err(Invalid { problems })
+}
+
+/// What a file holds.
+fn read(path: &Path) -> Result<config::Map<String, Value>, Problem> {
+    let shown = path.display().to_string();
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Problem::unreadable(&format!("{shown} can't be read: {error}")))?;
+    File::from_str(&text, FileFormat::Toml).collect().map_err(|error| {
+        // The parser says neither which setting it was nor where.
+        too_long(&text).map_or_else(
+            || Problem::unreadable(&format!("{shown} can't be read: {error}")),
+            |(name, number)| match allowed(&name) {
+                Some(allowed) => Problem::value(&name, &number, &shown, &allowed.to_string()),
+                None => Problem::unknown(&name, &shown),
+            },
+        )
+    })
+}
+
+/// The first setting whose value is a whole number that no parser here takes, and that number.
+fn too_long(text: &str) -> Option<(String, String)> {
+    let mut section = String::new();
+    for line in text.lines() {
+        let line = line.split('#').next().unwrap_or_default().trim();
+        if let Some(name) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
+            section = format!("{}.", name.trim());
+        }
+        let Some((name, value)) = line.split_once('=') else { continue };
+        let number = value.trim().replace('_', "");
+        let digits = number.trim_start_matches(['+', '-']);
+        let is_whole = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+        if is_whole && number.parse::<i64>().is_err() {
+            return Some((format!("{section}{}", name.trim()), number));
+        }
+    }
+    None
 }
 
 /// The problem with one value, if there is one.

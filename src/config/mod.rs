@@ -137,6 +137,8 @@ pub struct Redis {
     /// How old a batch is before it is applied.
     #[serde(with = "humantime_serde")]
     pub batch_min_age: Duration,
+    /// On how many replicas a batch is before it is applied.
+    pub wait_replicas: u32,
 }
 
 /// `[postgres]`
@@ -209,6 +211,8 @@ pub enum Ack {
 pub struct Plays {
     /// When a play is answered.
     pub ack: Ack,
+    /// Whether a play is on `redis.wait_replicas` replicas before it is answered.
+    pub wait: bool,
     /// How long plays are merged with `ack = "received"`.
     #[serde(with = "humantime_serde")]
     pub linger: Duration,

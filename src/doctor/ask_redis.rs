@@ -23,9 +23,16 @@ pub(super) async fn ask(settings: &config::Redis, clock: &dyn Clock) -> Answer<F
         .await
         .map_err(|error| error.to_string())?;
     let mut asking = Asking { connection };
-    let pong: String = asking.query(redis::cmd("PING")).await?;
-    tracing::debug!(redis.pong = pong, "redis answers the doctor");
+    let pong = redis::cmd("PING").query_async::<String>(&mut asking.connection).await;
+    let writes = match pong {
+        Ok(_pong) => Ok(()),
+        // A Redis that can't save refuses even this, and answers whatever else is asked.
+        Err(error) if error.code() == Some("MISCONF") => Err(error.to_string()),
+        Err(error) if error.code() == Some("NOPERM") => Ok(()),
+        Err(error) => return Err(error.to_string()),
+    };
     Ok(Facts {
+        writes,
         info: asking.query(redis::cmd("INFO")).await,
         policy: asking.setting("maxmemory-policy").await,
         fsync: asking.setting("appendfsync").await,
@@ -33,6 +40,7 @@ pub(super) async fn ask(settings: &config::Redis, clock: &dyn Clock) -> Answer<F
         snapshots: asking.setting("save").await,
         script: asking.script().await,
         ahead: asking.ahead(clock).await,
+        wait: if settings.wait_replicas > 0 { Some(asking.wait().await) } else { None },
     })
 }
 
@@ -55,9 +63,18 @@ impl Asking {
     }
 
     async fn script(&mut self) -> Answer<()> {
-        let mut eval = redis::cmd("EVAL");
-        eval.arg("return 1").arg(0);
-        self.query::<i64>(eval).await.map(drop)
+        let (mut load, mut call) = (redis::cmd("SCRIPT"), redis::cmd("EVALSHA"));
+        load.arg("LOAD").arg("return 1");
+        let hash: String = self.query(load).await?;
+        call.arg(hash).arg(0);
+        self.query::<i64>(call).await.map(drop)
+    }
+
+    /// Whether replicas may be waited for; for none of them here, so that it doesn't take its time.
+    async fn wait(&mut self) -> Answer<()> {
+        let mut wait = redis::cmd("WAIT");
+        wait.arg(0).arg(1);
+        self.query::<i64>(wait).await.map(drop)
     }
 
     async fn ahead(&mut self, clock: &dyn Clock) -> Answer<(i64, Duration)> {

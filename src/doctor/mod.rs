@@ -92,7 +92,7 @@ pub async fn examine(config: &Config, clock: &dyn Clock) -> Report {
                 Box::pin(ask_postgres::ask(&config.postgres))
             );
             let mut findings = match redis {
-                Ok(facts) => redis::judge(&facts, &config.redis),
+                Ok(facts) => redis::judge(&facts, config),
                 Err(reason) => vec![unreachable("redis", "redis.url", &config.redis.url.redacted(), &reason)],
             };
             findings.extend(match postgres {

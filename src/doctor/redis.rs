@@ -4,13 +4,15 @@ use std::time::Duration;
 
 use super::{Answer, Finding};
 use crate::{
-    config,
+    config::{self, Config},
     store::{redis::info_field, time::TOLERATED_SKEW},
 };
 
 /// What was asked.
 #[derive(Clone, Debug)]
 pub(super) struct Facts {
+    /// An error where it refuses all writes because it can't save.
+    pub(super) writes: Answer<()>,
     /// `INFO`, all of it.
     pub(super) info: Answer<String>,
     /// `CONFIG GET maxmemory-policy`.
@@ -25,6 +27,8 @@ pub(super) struct Facts {
     pub(super) script: Answer<()>,
     /// How far its clock is ahead of this host's, in milliseconds, and how long the question took.
     pub(super) ahead: Answer<(i64, Duration)>,
+    /// Whether `WAIT` may be called; not tried where replicas aren't waited for.
+    pub(super) wait: Option<Answer<()>>,
 }
 
 /// Once Redis is so full, plays are soon refused.
@@ -39,14 +43,16 @@ const EVERYSEC: Duration = Duration::from_secs(2);
 
 const LOOSE: &str = "plays may be lost or counted twice when it comes back older than it was";
 
-pub(super) fn judge(facts: &Facts, settings: &config::Redis) -> Vec<Finding> {
+pub(super) fn judge(facts: &Facts, config: &Config) -> Vec<Finding> {
     vec![
         version(facts),
         topology(facts),
+        commands(facts),
         scripts(facts),
         eviction(facts),
         memory(facts),
-        durability(facts, settings),
+        durability(facts, &config.redis),
+        replicas(facts, config),
         disk(facts),
         clock(facts),
     ]
@@ -99,6 +105,28 @@ fn topology(facts: &Facts) -> Finding {
         ),
         Err(reason) => Finding::unknown(CHECK, reason, "see that redis.url names the primary"),
     }
+}
+
+/// What the service can't do without. Where it may not ask, it isn't enough to know nothing.
+fn commands(facts: &Facts) -> Finding {
+    const CHECK: &str = "redis commands";
+    let asked = [
+        ("INFO", facts.info.as_ref().err()),
+        ("TIME", facts.ahead.as_ref().err()),
+        ("WAIT", facts.wait.as_ref().and_then(|wait| wait.as_ref().err())),
+    ];
+    let refused: Vec<String> = asked
+        .into_iter()
+        .filter_map(|(command, reason)| reason.map(|reason| format!("{command} ({reason})")))
+        .collect();
+    if refused.is_empty() {
+        return Finding::ok(CHECK, "those that are needed may be used");
+    }
+    Finding::problem(
+        CHECK,
+        format!("headcount can't work without what is refused: {}", refused.join(", ")),
+        "allow it to the user in redis.url",
+    )
 }
 
 fn scripts(facts: &Facts) -> Finding {
@@ -224,16 +252,68 @@ fn durability(facts: &Facts, settings: &config::Redis) -> Finding {
     }
 }
 
+fn replicas(facts: &Facts, config: &Config) -> Finding {
+    const CHECK: &str = "redis replicas";
+    let (wanted, wait) = (u64::from(config.redis.wait_replicas), config.plays.wait);
+    let there = match number(facts, "connected_slaves") {
+        Ok(_) => replicas_in_step(facts),
+        Err(reason) => {
+            let advice = "see that redis.wait_replicas is the number of replicas that may be promoted";
+            return Finding::unknown(CHECK, reason, advice);
+        }
+    };
+    if there < wanted {
+        let cost = if wait { "plays are answered 503" } else { "no play reaches the database" };
+        return Finding::problem(
+            CHECK,
+            format!("{there} are in step, redis.wait_replicas is {wanted}: {cost}"),
+            "bring replicas back, or lower redis.wait_replicas",
+        );
+    }
+    if there > wanted {
+        let cost = if wait { "forget acknowledged plays" } else { "forget plays" };
+        return Finding::warning(
+            CHECK,
+            format!(
+                "{there} are in step, redis.wait_replicas is {wanted}: a failover to one that is behind may \
+                 {cost} and count others twice"
+            ),
+            format!("set redis.wait_replicas to {there}, if all of them may be promoted"),
+        );
+    }
+    Finding::ok(
+        CHECK,
+        match (there, wait) {
+            (0, _) => "none".to_owned(),
+            (_, true) => format!("{there}; plays are on all of them before they are answered"),
+            (_, false) => format!("{there}; a batch is on all of them before it is applied"),
+        },
+    )
+}
+
+/// Replicas that are sent what is written now; others are still being sent what was before.
+fn replicas_in_step(facts: &Facts) -> u64 {
+    let info = facts.info.as_deref().unwrap_or_default();
+    let is_one = |line: &&str| {
+        let number = line.strip_prefix("slave").and_then(|rest| rest.split_once(':'));
+        number.is_some_and(|(number, rest)| number.parse::<u32>().is_ok() && rest.contains("state=online"))
+    };
+    info.lines().filter(is_one).fold(0, |count, _| count + 1)
+}
+
 fn disk(facts: &Facts) -> Finding {
     const CHECK: &str = "redis disk";
+    const ADVICE: &str =
+        "look for the reason in Redis's log; the disk may be full or memory too short to fork";
+    if facts.writes.is_err() {
+        return Finding::problem(CHECK, "its last snapshot failed, and it refuses all writes for it", ADVICE);
+    }
     let last = |name| field(facts, name);
     match (last("aof_last_write_status"), last("rdb_last_bgsave_status")) {
         (Ok("ok"), Ok("ok")) => Finding::ok(CHECK, "its last writes went through"),
-        (Ok("ok"), Ok(_)) => Finding::warning(
-            CHECK,
-            "its last snapshot failed; Redis may refuse writes for it",
-            "look for the reason in Redis's log; the disk may be full or memory too short to fork",
-        ),
+        (Ok("ok"), Ok(_)) => {
+            Finding::warning(CHECK, "its last snapshot failed; Redis may refuse writes for it", ADVICE)
+        }
         (Ok(_), Ok(_)) => Finding::problem(
             CHECK,
             "its last write to the append-only file failed",

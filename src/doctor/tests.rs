@@ -23,10 +23,11 @@ fn verdict_of(findings: &[Finding], check: &str) -> Verdict {
 const INFO: &str = "# Server\r\nredis_version:7.0.15\r\n# Memory\r\nused_memory:104857600\r\n\
     total_system_memory:8589934592\r\nmaxmemory:1073741824\r\nmaxmemory_policy:noeviction\r\n\
     # Persistence\r\naof_enabled:1\r\naof_last_write_status:ok\r\nrdb_last_bgsave_status:ok\r\n\
-    # Replication\r\nrole:master\r\n# Cluster\r\ncluster_enabled:0\r\n";
+    # Replication\r\nrole:master\r\nconnected_slaves:0\r\n# Cluster\r\ncluster_enabled:0\r\n";
 
 fn good_redis() -> redis::Facts {
     redis::Facts {
+        writes: Ok(()),
         info: Ok(INFO.to_owned()),
         policy: Ok("noeviction".to_owned()),
         fsync: Ok("everysec".to_owned()),
@@ -34,6 +35,7 @@ fn good_redis() -> redis::Facts {
         snapshots: Ok("3600 1 300 100".to_owned()),
         script: Ok(()),
         ahead: Ok((-3, Duration::from_millis(1))),
+        wait: None,
     }
 }
 
@@ -47,7 +49,7 @@ fn info(from: &str, to: &str) -> Answer<String> {
 fn judge_redis(change: impl FnOnce(&mut redis::Facts)) -> Vec<Finding> {
     let mut facts = good_redis();
     change(&mut facts);
-    redis::judge(&facts, &settings(&[]).redis)
+    redis::judge(&facts, &settings(&[]))
 }
 
 #[expect(clippy::unnecessary_wraps, reason = "it stands where an answer does")]
@@ -110,6 +112,7 @@ fn each_fault_of_a_redis_is_found() {
         ("redis disk", Verdict::Warning, |facts| {
             facts.info = info("rdb_last_bgsave_status:ok", "rdb_last_bgsave_status:err");
         }),
+        ("redis disk", Verdict::Problem, |facts| facts.writes = Err("MISCONF: it can't save".to_owned())),
         ("clocks", Verdict::Warning, |facts| facts.ahead = Ok((2_001, Duration::ZERO))),
         ("clocks", Verdict::Warning, |facts| facts.ahead = Ok((-60_000, Duration::ZERO))),
         ("clocks", Verdict::Ok, |facts| facts.ahead = Ok((2_400, Duration::from_secs(1)))),
@@ -139,13 +142,40 @@ fn a_batch_applied_before_it_can_be_on_disk_is_a_problem_with_everysec_only() {
         ("2s", "everysec", Verdict::Ok),
         ("0s", "always", Verdict::Ok),
     ] {
-        let settings = settings(&[("HEADCOUNT_REDIS__BATCH_MIN_AGE", age)]).redis;
+        let settings = settings(&[("HEADCOUNT_REDIS__BATCH_MIN_AGE", age)]);
         let facts = redis::Facts { fsync: text(fsync), ..good_redis() };
         assert_eq!(
             verdict_of(&redis::judge(&facts, &settings), "redis durability"),
             verdict,
             "{age} {fsync}"
         );
+    }
+}
+
+#[test]
+fn replicas_are_held_against_how_many_are_waited_for() {
+    for (online, waited_for, wait, verdict, said) in [
+        (0, "0", "false", Verdict::Ok, "none"),
+        (2, "2", "false", Verdict::Ok, "before it is applied"),
+        (2, "2", "true", Verdict::Ok, "before they are answered"),
+        (1, "2", "false", Verdict::Problem, "no play reaches the database"),
+        (0, "1", "true", Verdict::Problem, "plays are answered 503"),
+        (1, "0", "false", Verdict::Warning, "count others twice"),
+        (3, "2", "true", Verdict::Warning, "forget acknowledged plays"),
+    ] {
+        let lines: Vec<String> = (0..online)
+            .map(|number| format!("slave{number}:ip=10.0.0.{number},port=6379,state=online,offset=7,lag=0"))
+            .collect();
+        // One that is still being sent what is there is none to wait for.
+        let syncing = "slave9:ip=10.0.0.9,port=6379,state=wait_bgsave,offset=0,lag=0";
+        let replicas = format!("connected_slaves:{}\r\n{syncing}\r\n{}", online + 1, lines.join("\r\n"));
+        let facts = redis::Facts { info: info("connected_slaves:0", &replicas), ..good_redis() };
+        let settings =
+            settings(&[("HEADCOUNT_REDIS__WAIT_REPLICAS", waited_for), ("HEADCOUNT_PLAYS__WAIT", wait)]);
+        let findings = redis::judge(&facts, &settings);
+        let finding = findings.iter().find(|finding| finding.check == "redis replicas").unwrap();
+        assert_eq!(finding.verdict, verdict, "{finding:?}");
+        assert!(finding.found.contains(said), "{finding:?}");
     }
 }
 
@@ -162,6 +192,7 @@ fn what_a_redis_forbids_to_ask_is_unknown_and_never_fine() {
     assert_eq!(verdict_of(&findings, "redis eviction"), Verdict::Ok, "INFO tells it");
 
     let nothing = redis::Facts {
+        writes: Ok(()),
         info: forbidden(),
         policy: forbidden(),
         fsync: forbidden(),
@@ -169,9 +200,16 @@ fn what_a_redis_forbids_to_ask_is_unknown_and_never_fine() {
         snapshots: forbidden(),
         script: Ok(()),
         ahead: forbidden(),
+        wait: Some(forbidden()),
     };
-    for finding in redis::judge(&nothing, &settings(&[]).redis) {
-        if finding.check != "redis scripts" {
+    for finding in redis::judge(&nothing, &settings(&[])) {
+        if finding.check == "redis commands" {
+            // The service can't run like that, which is more than not to know.
+            assert_eq!(finding.verdict, Verdict::Problem, "{finding:?}");
+            for command in ["INFO", "TIME", "WAIT"] {
+                assert!(finding.found.contains(command), "{finding:?}");
+            }
+        } else if finding.check != "redis scripts" {
             assert_eq!(finding.verdict, Verdict::Unknown, "{finding:?}");
             assert!(finding.found.contains("NOPERM") && !finding.advice.is_empty(), "{finding:?}");
         }

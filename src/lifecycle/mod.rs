@@ -18,6 +18,8 @@ use std::{
 use parking_lot::Mutex;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+use crate::failpoint;
+
 /// What a task is for, in the order in which tasks are stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
@@ -32,6 +34,9 @@ pub enum Phase {
 }
 
 const PHASES: [Phase; 4] = [Phase::Http, Phase::Writers, Phase::Jobs, Phase::Links];
+
+/// What tests call the moment before each phase is told to stop.
+const BOUNDARIES: [&str; PHASES.len()] = ["drain.http", "drain.writers", "drain.jobs", "drain.links"];
 
 /// How a run of the service ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,7 +137,8 @@ impl Lifecycle {
             if !shared.died.load(Ordering::SeqCst) {
                 tokio::time::sleep(shared.drain_delay).await;
             }
-            for (stopping, tracker) in &shared.phases {
+            for ((stopping, tracker), boundary) in shared.phases.iter().zip(BOUNDARIES) {
+                failpoint::boundary(boundary).await;
                 stopping.cancel();
                 tracker.close();
                 tracker.wait().await;

@@ -3,6 +3,7 @@
 //! `in_sqlite` counts in one transaction on disk; `in_redis` counts a delta in Redis that `flush`
 //! moves to Postgres. Both obey the laws in `tests/it/plays_laws.rs`.
 
+pub mod audit;
 pub mod flush;
 pub mod in_redis;
 pub mod in_sqlite;

@@ -12,6 +12,7 @@ use uuid::Uuid;
 use crate::{
     clock::Timestamp,
     error::{Part, StoreError},
+    failpoint,
     ids::{Partition, VideoId},
     store::postgres::{Failure, Lane, Postgres, Session},
 };
@@ -104,10 +105,11 @@ impl Ledger {
     }
 
     async fn try_apply(&self, batch: &Batch, one_by_one: bool) -> Result<Applied, Failure> {
-        let mut session = self.postgres.transaction(Lane::Flush).await.map_err(Failure::Store)?;
+        let opening = self.postgres.transaction(Lane::Flush);
+        let mut session = failpoint::step("flush.begin", Part::Postgres, opening).await?;
         match self.apply_in(&mut session, batch, one_by_one).await {
             Ok(applied) => {
-                session.end().await?;
+                failpoint::step("flush.commit", Part::Postgres, session.end()).await?;
                 Ok(applied)
             }
             Err(failure) => {
@@ -126,23 +128,29 @@ impl Ledger {
         one_by_one: bool,
     ) -> Result<Applied, Failure> {
         let insert = "insert into play_batch (id, partition) values ($1, $2) on conflict (id) do nothing";
-        let partition = i16::try_from(batch.partition.index()).expect("there are 16 partitions");
-        let by_this_call = session.execute(sqlx::query(insert).bind(batch.id).bind(partition)).await? == 1;
+        let partition = batch.partition.number();
+        let inserting = session.execute(sqlx::query(insert).bind(batch.id).bind(partition));
+        let by_this_call = failpoint::step("flush.note", Part::Postgres, inserting).await? == 1;
 
         if by_this_call {
             let day = batch.claimed_at.to_utc().with_timezone(&self.timezone).date_naive();
             if one_by_one {
-                let refused = add_what_fits(session, &batch.plays, day).await?;
+                let refused = add_what_fits(session, partition, &batch.plays, day).await?;
+                let took = |video: &VideoId| refused.iter().all(|refused| refused != video.as_str());
+                adopt(session, partition, batch.plays.iter().filter(|(video, _)| took(video))).await?;
                 let note = "update play_batch set refused = $2 where id = $1";
-                session.execute(sqlx::query(note).bind(batch.id).bind(refused)).await?;
+                let noting = session.execute(sqlx::query(note).bind(batch.id).bind(refused));
+                failpoint::step("flush.refuse", Part::Postgres, noting).await?;
             } else {
-                add(session, &batch.plays, day).await?;
+                add(session, partition, &batch.plays, day).await?;
+                adopt(session, partition, batch.plays.iter()).await?;
             }
         }
 
         let views = "select video_id, views from videos where video_id = any($1)";
         let videos: Vec<&str> = batch.plays.iter().map(|(video, _)| video.as_str()).collect();
-        let views: Vec<(String, i64)> = session.fetch_all(sqlx::query_as(views).bind(videos)).await?;
+        let reading = session.fetch_all(sqlx::query_as(views).bind(videos));
+        let views: Vec<(String, i64)> = failpoint::step("flush.read", Part::Postgres, reading).await?;
         let refused = "select refused from play_batch where id = $1";
         let refused: Vec<(Vec<String>,)> = session.fetch_all(sqlx::query_as(refused).bind(batch.id)).await?;
         let views: Result<_, StoreError> =
@@ -259,17 +267,46 @@ impl Ledger {
 }
 
 /// Adds plays that are sorted by video: two transactions then lock rows in the same order.
-async fn add(session: &mut Session, plays: &[(VideoId, i64)], day: NaiveDate) -> Result<(), Failure> {
+async fn add(
+    session: &mut Session,
+    partition: i16,
+    plays: &[(VideoId, i64)],
+    day: NaiveDate,
+) -> Result<(), Failure> {
     let (videos, plays): (Vec<&str>, Vec<i64>) =
         plays.iter().map(|(video, plays)| (video.as_str(), *plays)).unzip();
-    let totals = "insert into videos as video (video_id, views)
-        select * from unnest($1::text[], $2::bigint[])
+    let totals = "insert into videos as video (video_id, views, partition)
+        select video_id, plays, $3 from unnest($1::text[], $2::bigint[]) as fresh(video_id, plays)
         on conflict (video_id) do update set views = video.views + excluded.views, updated_at = now()";
-    session.execute(sqlx::query(totals).bind(&videos).bind(&plays)).await?;
+    let adding = session.execute(sqlx::query(totals).bind(&videos).bind(&plays).bind(partition));
+    failpoint::step("flush.add", Part::Postgres, adding).await?;
     let days = "insert into video_daily as daily (video_id, day, views)
         select video_id, $3, plays from unnest($1::text[], $2::bigint[]) as fresh(video_id, plays)
         on conflict (video_id, day) do update set views = daily.views + excluded.views";
-    session.execute(sqlx::query(days).bind(&videos).bind(&plays).bind(day)).await?;
+    let adding = session.execute(sqlx::query(days).bind(&videos).bind(&plays).bind(day));
+    failpoint::step("flush.add_days", Part::Postgres, adding).await?;
+    Ok(())
+}
+
+/// Takes in rows that no flush made (an operator's, or those of an older release): what they held
+/// before these plays were added came from elsewhere. After [`add`], which has locked every one of
+/// them, so that none can appear or change in between.
+async fn adopt<'a>(
+    session: &mut Session,
+    partition: i16,
+    added: impl Iterator<Item = &'a (VideoId, i64)>,
+) -> Result<(), Failure> {
+    let (videos, plays): (Vec<&str>, Vec<i64>) = added.map(|(video, plays)| (video.as_str(), *plays)).unzip();
+    let adopt = "with adopted as (
+            update videos set partition = $1
+            from unnest($2::text[], $3::bigint[]) as fresh(video_id, plays)
+            where videos.video_id = fresh.video_id and videos.partition is null
+            returning videos.views - fresh.plays as before
+        )
+        insert into play_adjustment (partition, plays, kind, reason)
+        select $1, sum(before), 'imported', 'rows that were there before the plays'
+        from adopted having sum(before) > 0";
+    session.execute(sqlx::query(adopt).bind(partition).bind(videos).bind(plays)).await?;
     Ok(())
 }
 
@@ -277,6 +314,7 @@ async fn add(session: &mut Session, plays: &[(VideoId, i64)], day: NaiveDate) ->
 /// until the rows that refuse stand alone.
 async fn add_what_fits(
     session: &mut Session,
+    partition: i16,
     plays: &[(VideoId, i64)],
     day: NaiveDate,
 ) -> Result<Vec<String>, Failure> {
@@ -285,7 +323,7 @@ async fn add_what_fits(
     let mut groups = vec![plays];
     while let Some(group) = groups.pop() {
         session.raw("savepoint before_group").await?;
-        match add(session, group, day).await {
+        match add(session, partition, group, day).await {
             Ok(()) => session.raw("release savepoint before_group").await?,
             Err(Failure::Row(error)) => {
                 session.raw("rollback to savepoint before_group").await?;

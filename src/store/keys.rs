@@ -17,10 +17,11 @@
 //! | `video:views:settled:{p}` | string, id of the last settled batch | none |
 //! | `video:views:refused:{p}` | set, videos whose delta the database refused | until mended |
 //! | `video:views:total:{p}:<videoId>` | string, total in the database | 1 h |
-//! | `video:views:seen:{p}:<videoId>:u:<viewer>`, `…:p:<playId>` | string | dedupe window |
+//! | `video:views:seen:{p}:<videoId>:u:<viewer>`, `…:p:<playId>` | string, token of the call that counted it | dedupe window |
 //! | `video:views:uv:{p}:<videoId>` | `HyperLogLog` | 30 days after the last play |
 //! | `video:views:sketch:{p}:<videoId>` | `HyperLogLog` on its way back from Postgres | 60 s |
 //! | `task:lock:sweep:{p}`, `task:lock:flush:{p}` | string, owner token | its lease |
+//! | `task:waited` | string, written behind plays that wait for replicas | 60 s |
 //! | `task:probe:{p}` | string, what `/readyz` last wrote | 60 s |
 
 use crate::ids::{Partition, PlayId, VideoId, ViewerId};
@@ -150,5 +151,10 @@ impl Keys {
     #[must_use]
     pub fn probe(&self, partition: Partition) -> String {
         format!("{}task:probe:{{{partition}}}", self.prefix)
+    }
+    /// String, written behind plays that wait for replicas.
+    #[must_use]
+    pub fn waited(&self) -> String {
+        format!("{}task:waited", self.prefix)
     }
 }

@@ -141,6 +141,12 @@ impl Sqlite {
         self.shared.lock.lock().take();
     }
 
+    /// The connection that writes.
+    #[must_use]
+    pub fn writer(&self) -> &SqlitePool {
+        &self.shared.writer
+    }
+
     /// Connections that read. What was committed before is seen.
     #[must_use]
     pub fn readers(&self) -> &SqlitePool {
@@ -237,9 +243,28 @@ pub fn json<T: serde::Serialize>(rows: &T) -> String {
 }
 
 fn migrator() -> Migrator {
-    let first = include_str!("../../migrations/sqlite/0001_plays_and_viewers.sql").into_sql_str();
-    let simple = MigrationType::Simple;
-    Migrator::with_migrations(vec![Migration::new(1, "plays and viewers".into(), simple, first, false)])
+    let step = |version, name: &'static str, sql: &'static str| {
+        Migration::new(version, name.into(), MigrationType::Simple, sql.into_sql_str(), false)
+    };
+    Migrator::with_migrations(vec![
+        step(1, "plays and viewers", include_str!("../../migrations/sqlite/0001_plays_and_viewers.sql")),
+        step(2, "conservation", include_str!("../../migrations/sqlite/0002_conservation.sql")),
+    ])
+}
+
+/// A connection to a file that a service may have at the same time: SQLite lets them take turns, but
+/// what the service holds in memory must not be changed.
+///
+/// # Errors
+/// There is no such file.
+pub fn visit(path: &Path) -> Result<SqlitePool, OpenError> {
+    let file = if path.is_dir() { path.join(DEFAULT_NAME) } else { path.to_owned() };
+    if !file.exists() {
+        let error = io::Error::new(io::ErrorKind::NotFound, "there is no such file");
+        return Err(OpenError::Folder(file, error));
+    }
+    let options = SqliteConnectOptions::new().filename(&file).busy_timeout(BUSY).disable_statement_logging();
+    Ok(SqlitePoolOptions::new().max_connections(1).acquire_timeout(WAIT).connect_lazy_with(options))
 }
 
 fn locate(path: &Path) -> io::Result<PathBuf> {

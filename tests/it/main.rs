@@ -17,10 +17,14 @@ macro_rules! on_both_backends {
     };
 }
 
+mod conservation;
 mod delivery;
 mod doctor;
 mod documents;
 mod drain;
+mod durability;
+#[cfg(feature = "failpoints")]
+mod kill_matrix;
 mod network;
 mod network_load;
 mod no_cliff;
@@ -29,6 +33,7 @@ mod postgres_trouble;
 mod presence_laws;
 mod presence_redis;
 mod process;
+mod readiness;
 mod redis_scripts;
 mod redis_trouble;
 mod redis_trouble_data;

@@ -62,12 +62,35 @@ impl Service {
         self.process.id().expect("it runs")
     }
 
+    /// Reads its log up to a line with `text` in it.
+    #[cfg(feature = "failpoints")]
+    pub async fn says(&mut self, text: &str) {
+        loop {
+            let line = tokio::time::timeout(LONG, self.log.next_line()).await.expect("a line").unwrap();
+            if line.unwrap_or_else(|| panic!("it ended and didn't say {text:?}")).contains(text) {
+                return;
+            }
+        }
+    }
+
     pub async fn signal(&self, name: &str) {
         let pid = self.process.id().expect("it runs").to_string();
         assert!(Command::new("kill").args([name, &pid]).status().await.unwrap().success());
     }
 
-    /// The exit code, and the rest of the log.
+    /// Continues it, once it has been stopped.
+    #[cfg(feature = "failpoints")]
+    pub async fn wakes(&self) {
+        let pid = self.process.id().expect("it runs");
+        crate::world::eventually("it stands still", async || {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+            stat.rsplit(") ").next().is_some_and(|state| state.starts_with('T'))
+        })
+        .await;
+        self.signal("-CONT").await;
+    }
+
+    /// The exit code (none where a signal killed it), and the rest of the log.
     pub async fn ended(mut self) -> (Option<i32>, String) {
         let mut rest = String::new();
         while let Some(line) =
@@ -147,6 +170,25 @@ async fn bad_settings_end_every_command_with_two_and_are_told_once() {
     // Docker takes 2 for something else.
     let output = ran(&["healthcheck"], &[("HEADCOUNT_PRESENCE__WINDOW", "1s")]).await;
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+}
+
+#[tokio::test]
+async fn bad_arguments_end_with_two_but_a_healthcheck_with_one_and_are_named() {
+    for (arguments, code, named) in [
+        (&["doctor", "--bogus"][..], 2, "--bogus"),
+        (&["healthcheck", "--bogus"], 1, "--bogus"),
+        (&["healthcheck", "--url", "nonsense"], 1, "--url"),
+        (&["healthcheck", "--url", "https://127.0.0.1"], 1, "--url"),
+        (&["healthcheck", "--config", "/nowhere/headcount.toml"], 1, "/nowhere/headcount.toml"),
+        (&["check-config", "--config", "/nowhere/headcount.toml"], 2, "/nowhere/headcount.toml"),
+    ] {
+        let output = ran(arguments, &[]).await;
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
+        assert!(said.contains(named), "{arguments:?}: {said}");
+    }
+    let output = ran(&["healthcheck", "--help"], &[]).await;
+    assert_eq!(output.status.code(), Some(0));
 }
 
 #[tokio::test]

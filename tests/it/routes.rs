@@ -33,10 +33,10 @@ on_both_backends!(
 
 const TYPE_JSON: &str = "application/json";
 
-struct Answer {
-    status: StatusCode,
+pub struct Answer {
+    pub status: StatusCode,
     headers: HeaderMap,
-    body: Value,
+    pub body: Value,
 }
 
 impl Answer {
@@ -51,6 +51,7 @@ fn router(world: &World) -> Router {
         presence: world.stores.presence.clone(),
         plays: world.stores.plays.clone(),
         videos: Catalog::new(world.stores.videos.clone(), config.videos.unknown, world.clock.clone()),
+        audit: world.stores.audit.clone(),
         health: world.stores.health.clone(),
         jobs: Watch::default(),
         draining: world.lifecycle.draining(),
@@ -71,7 +72,7 @@ async fn send(world: &World, request: Request<Body>) -> Answer {
     Answer { status, headers, body }
 }
 
-async fn get(world: &World, path: &str) -> Answer {
+pub async fn get(world: &World, path: &str) -> Answer {
     send(world, Request::get(path).body(Body::empty()).unwrap()).await
 }
 

@@ -98,7 +98,7 @@ impl World {
         self.another_with(|_| {}).await
     }
 
-    /// Another instance with other settings.
+    /// Another instance over the same data, with other settings: another way to Redis, say.
     pub async fn another_with(&self, change: impl FnOnce(&mut Config)) -> Self {
         let mut config = self.config.clone();
         change(&mut config);

@@ -13,8 +13,11 @@ use super::now;
 use crate::{
     error::StoreError,
     health::{Health, HealthCheck},
-    ids::{VideoId, ViewerId},
-    plays::{Play, PlayCount, Plays, Recorded},
+    ids::{PARTITIONS, Partition, VideoId, ViewerId},
+    plays::{
+        Play, PlayCount, Plays, Recorded,
+        audit::{Books, Reading, Terms},
+    },
     presence::{Beat, OnlineCount, Presence, Ranking},
     videos::VideoStore,
 };
@@ -186,5 +189,27 @@ impl HealthCheck for FakeHealth {
         }
         assert!(!self.panicking.swap(false, Ordering::SeqCst), "the check panics once");
         self.found.lock().clone()
+    }
+}
+
+/// Books in which it is written what they are told.
+pub(super) struct FakeBooks {
+    pub(super) found: Mutex<Result<Reading, StoreError>>,
+}
+
+impl Default for FakeBooks {
+    fn default() -> Self {
+        Self { found: Mutex::new(Ok([Some(Terms::default()); PARTITIONS as usize])) }
+    }
+}
+
+#[async_trait]
+impl Books for FakeBooks {
+    async fn read(&self) -> Result<Reading, StoreError> {
+        self.found.lock().clone()
+    }
+
+    async fn adjust(&self, _: &[(Partition, i128)], _: &str) -> Result<(), StoreError> {
+        Ok(())
     }
 }

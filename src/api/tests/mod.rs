@@ -2,6 +2,7 @@
 //!
 //! Every answer in these tests is also held against the OpenAPI document (`contract.rs`).
 
+mod audit;
 mod batches;
 mod contract;
 mod counts;
@@ -24,13 +25,14 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 
-use self::fakes::{FakeHealth, FakePlays, FakePresence, FakeVideos};
+use self::fakes::{FakeBooks, FakeHealth, FakePlays, FakePresence, FakeVideos};
 use super::{AppState, Parts};
 use crate::{
     clock::{ManualClock, Timestamp},
     config::{Identity, Unknown},
     ids::VideoId,
     jobs::Watch,
+    plays::audit::Audit,
     videos::Catalog,
 };
 
@@ -56,6 +58,7 @@ impl Default for Settings {
 struct World {
     presence: Arc<FakePresence>,
     plays: Arc<FakePlays>,
+    books: Arc<FakeBooks>,
     health: Arc<FakeHealth>,
     clock: Arc<ManualClock>,
     jobs: Watch,
@@ -73,12 +76,14 @@ impl World {
         let clock = ManualClock::at(now());
         let presence = Arc::new(FakePresence::default());
         let plays = Arc::new(FakePlays::default());
+        let books = Arc::new(FakeBooks::default());
         let health = Arc::new(FakeHealth::default());
         let (jobs, draining) = (Watch::default(), CancellationToken::new());
         let state = AppState::new(Parts {
             presence: presence.clone(),
             plays: plays.clone(),
             videos: Catalog::new(Arc::new(FakeVideos), settings.unknown, clock.clone()),
+            audit: Audit::new(books.clone(), clock.clone()),
             health: health.clone(),
             jobs: jobs.clone(),
             draining: draining.clone(),
@@ -89,7 +94,7 @@ impl World {
         });
         let public = super::public(state.clone());
         let operators = super::operators(state, Arc::new(|| "# metrics\n".to_owned()));
-        Self { presence, plays, health, clock, jobs, draining, public, operators }
+        Self { presence, plays, books, health, clock, jobs, draining, public, operators }
     }
 
     async fn get(&self, path: &str) -> Reply {

@@ -46,6 +46,7 @@ async fn ready_means_that_the_stores_were_seen_to_work() {
     let reply = ready(&world).await;
     reply.refused(503, "not_ready");
     assert_eq!(reply.json()["parts"], json!(["redis"]));
+    assert_eq!(reply.json()["detail"], "not working: redis", "and not where it is");
 
     world.clock.advance(Duration::from_secs(1));
     *world.health.found.lock() = Health::default();

@@ -147,6 +147,8 @@ fn a_value_out_of_its_range_is_told_with_the_setting_the_value_and_the_range() {
         ("embedded.max_viewers", "-1"),
         ("embedded.max_viewers", "1e6"),
         ("redis.prefix", "a{b}"),
+        ("redis.wait_replicas", "17"),
+        ("plays.wait", "1"),
         ("postgres.migrate", "yes"),
         ("presence.shards", "12"),
         ("presence.shards", "0"),
@@ -187,6 +189,15 @@ fn settings_that_are_wrong_together_are_refused() {
         ("ops.listen", &[("HEADCOUNT_OPS__LISTEN", "127.0.0.1:8080")]),
         ("ops.listen", &[("HEADCOUNT_OPS__LISTEN", "0.0.0.0:8080")]),
         ("presence.batch", &[("HEADCOUNT_PRESENCE__MAX_MERGED", "1000")]),
+        ("plays.wait", &[("HEADCOUNT_PLAYS__WAIT", "true")]),
+        (
+            "plays.wait",
+            &[
+                ("HEADCOUNT_PLAYS__WAIT", "true"),
+                ("HEADCOUNT_REDIS__WAIT_REPLICAS", "1"),
+                ("HEADCOUNT_PLAYS__ACK", "received"),
+            ],
+        ),
     ];
     for (setting, variables) in cases {
         let problems = with(variables).map(|loaded| loaded.given).unwrap_err().problems;
@@ -194,6 +205,7 @@ fn settings_that_are_wrong_together_are_refused() {
         assert_eq!(problems[0].setting, *setting);
     }
     with(&[("HEADCOUNT_OPS__LISTEN", "127.0.0.1:0"), ("HEADCOUNT_SERVER__LISTEN", "127.0.0.1:0")]).unwrap();
+    with(&[("HEADCOUNT_PLAYS__WAIT", "true"), ("HEADCOUNT_REDIS__WAIT_REPLICAS", "1")]).unwrap();
 }
 
 #[test]
@@ -228,7 +240,30 @@ fn a_file_that_is_not_there_or_is_no_toml_is_an_error_without_an_excerpt() {
     let missing = load(Some("/nowhere/headcount.toml".as_ref()), Some(HashMap::new()));
     assert!(complaint(missing).contains("/nowhere/headcount.toml"));
     let text = complaint(with_file("[redis]\nurl = redis://:hunter2@host\n", &[]));
-    assert!(text.contains("line 2") && !text.contains("hunter2"), "{text}");
+    assert!(text.contains("line 2") && text.contains(".conf") && !text.contains("hunter2"), "{text}");
+    let folder = tempfile::tempdir().unwrap();
+    let text = complaint(load(Some(folder.path()), Some(HashMap::new())));
+    assert!(text.contains(folder.path().to_str().unwrap()) && text.contains("directory"), "{text}");
+    let file = folder.path().join("bytes.toml");
+    std::fs::write(&file, [0xff, 0xfe]).unwrap();
+    let text = complaint(load(Some(&file), Some(HashMap::new())));
+    assert!(text.contains("bytes.toml") && text.contains("UTF-8"), "{text}");
+}
+
+#[test]
+fn a_number_in_a_file_that_is_too_long_for_any_is_told_with_its_setting() {
+    for text in [
+        "[jobs]\nflush_every = \"1s\"\n[plays] # how often\nmax_pending = 99_999_999_999_999_999_999 # many\n",
+        "plays.max_pending = 18446744073709551615\n",
+        "[plays]\nmax_pending = -9223372036854775809\n",
+    ] {
+        let text = complaint(with_file(text, &[]));
+        for part in ["plays.max_pending", ".conf", "from 100 to 1000000"] {
+            assert!(text.contains(part), "{part} is not in {text}");
+        }
+    }
+    let text = complaint(with_file("[plays]\nmax_pendin = 99999999999999999999\n", &[]));
+    assert!(text.contains("did you mean plays.max_pending?"), "{text}");
 }
 
 #[test]

@@ -9,7 +9,8 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use super::{Flushed, Flusher};
 use crate::{
-    error::StoreError,
+    error::{Part, StoreError},
+    failpoint,
     ids::{PARTITIONS, Partition},
     jobs::Job,
     store::{
@@ -77,13 +78,14 @@ impl FlushJob {
         }
         let connection = self.flusher.redis.connection()?;
         let key = self.flusher.redis.keys().flush_lock(self.partition);
-        let lock = match Lock::take(&connection, key, LEASE).await? {
+        let locking = Lock::take(&connection, key, LEASE);
+        let lock = match failpoint::step("flush.lock", Part::Redis, locking).await? {
             Taken::Mine(lock) => lock,
             Taken::Others(left) => return Ok(Ran::Others(left)),
         };
         let ran = holding(&lock, &connection, self.flush(&connection)).await;
         // Not given back, it runs out by itself.
-        let _ = lock.release(&connection).await;
+        let _ = failpoint::step("flush.unlock", Part::Redis, lock.release(&connection)).await;
         ran
     }
 
@@ -130,7 +132,8 @@ impl FlushJob {
 
     fn is_a_store_away(&self) -> bool {
         let postgres = self.flusher.ledger.postgres();
-        postgres.is_down() || !postgres.is_migrated() || self.flusher.redis.connection().is_err()
+        let is_redis_away = self.flusher.redis.connection().is_err() || self.flusher.is_short_of_replicas();
+        postgres.is_down() || !postgres.is_migrated() || is_redis_away
     }
 
     fn succeeded(&self) {

@@ -4,6 +4,9 @@
 //! is taken off only where that id still is the one at hand. So every step may be repeated by anyone
 //! at any time; two flushers, or one that wakes late, find the id and only settle. Plays stay in
 //! Redis until their batch is settled: a failure anywhere leaves them where they were, still marked.
+//!
+//! A batch is applied only when it is durable: a Redis that forgot it, by a power cut or a failover, would
+//! have its plays claimed again under another id.
 
 mod job;
 
@@ -20,9 +23,10 @@ use super::{
 use crate::{
     clock::Timestamp,
     error::{Part, StoreError},
+    failpoint,
     ids::{PARTITIONS, Partition, VideoId},
     store::{
-        redis::{Connection, Redis, reply},
+        redis::{Connection, Redis, Replicas, reply},
         script::LuaScript,
     },
 };
@@ -43,6 +47,8 @@ pub struct Flusher {
     sketches: Sketches,
     /// How old a batch is before it is applied: on Redis's disk by then.
     min_age: Duration,
+    /// Where it must be on before it is applied, with `redis.wait_replicas`.
+    replicas: Option<Replicas>,
     /// For each partition the batch this process took up last.
     taken: [Mutex<Option<Taken>>; PARTITIONS as usize],
 }
@@ -108,15 +114,26 @@ impl Flushed {
 impl Flusher {
     /// A flusher from this Redis into this database.
     #[must_use]
-    pub fn new(redis: Redis, ledger: Ledger, sketches: Sketches, min_age: Duration) -> Self {
+    pub fn new(
+        redis: Redis,
+        ledger: Ledger,
+        sketches: Sketches,
+        min_age: Duration,
+        replicas: Option<Replicas>,
+    ) -> Self {
         let taken = std::array::from_fn(|_| Mutex::new(None));
-        Self { redis, ledger, sketches, min_age, taken }
+        Self { redis, ledger, sketches, min_age, replicas, taken }
     }
 
     /// The database it moves plays to.
     #[must_use]
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
+    }
+
+    /// Whether batches wait for replicas that aren't there.
+    fn is_short_of_replicas(&self) -> bool {
+        self.replicas.as_ref().is_some_and(Replicas::are_short)
     }
 
     /// What keeps unique viewers.
@@ -157,7 +174,8 @@ impl Flusher {
     /// Takes up the batch of a partition, or claims a new one; `None` where no play is waiting.
     ///
     /// # Errors
-    /// Redis is away. A batch may have been claimed; the next claim finds it.
+    /// Redis is away, or too few replicas have the batch. It may have been claimed; the next claim
+    /// finds it.
     pub(crate) async fn claim(
         &self,
         connection: &Connection,
@@ -169,7 +187,8 @@ impl Flusher {
         some.arg(&dirty).arg(CLAIMED_AT_ONCE);
         let mut exists = redis::cmd("EXISTS");
         exists.arg(&batch);
-        let [members, exists] = connection.pipe_array([some, exists]).await?;
+        let looking = connection.pipe_array([some, exists]);
+        let [members, exists] = failpoint::step("flush.look", Part::Redis, looking).await?;
         let (members, exists): (Vec<String>, bool) = (reply(members)?, reply(exists)?);
         if members.is_empty() && !exists {
             return Ok(None);
@@ -193,7 +212,16 @@ impl Flusher {
             script_keys.push(keys.delta(partition, &video));
             args.push(video.to_string());
         }
-        let answer: Vec<String> = connection.query(CLAIM.call(&script_keys, &args)).await?;
+        let call = CLAIM.call(&script_keys, &args);
+        let claiming = async {
+            match &self.replicas {
+                None => connection.query(call).await,
+                // Also one that was there before: taking it up again writes #tries, which stands behind
+                // the batch in what replicas are sent.
+                Some(replicas) => replicas.query(call).await,
+            }
+        };
+        let answer: Vec<String> = failpoint::step("flush.claim", Part::Redis, claiming).await?;
         if answer.is_empty() {
             return Ok(None);
         }
@@ -249,8 +277,9 @@ impl Flusher {
                 applied.views.get(video).copied().unwrap_or(0).to_string()
             });
         }
+        let settling = connection.query(SETTLE.call(&script_keys, &args));
         let (settled, short, _left): (i64, i64, i64) =
-            connection.query(SETTLE.call(&script_keys, &args)).await?;
+            failpoint::step("flush.settle", Part::Redis, settling).await?;
         if settled == 1 && short > 0 {
             tracing::error!(
                 flush.short = short,
@@ -265,7 +294,8 @@ impl Flusher {
     async fn keep_sketches(&self, connection: &Connection, batch: &Batch, applied: &Applied) {
         let counted = batch.plays.iter().map(|(video, _)| video.clone());
         let videos: Vec<VideoId> = counted.filter(|video| !applied.refused.contains(video)).collect();
-        if let Err(error) = self.sketches.keep(connection, batch.partition, videos).await {
+        let keeping = self.sketches.keep(connection, batch.partition, videos);
+        if let Err(error) = failpoint::step("flush.sketches", Part::Redis, keeping).await {
             tracing::warn!(error = %error, "unique viewers couldn't be kept; the next flush tries again");
         }
     }

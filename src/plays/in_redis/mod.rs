@@ -2,8 +2,11 @@
 //!
 //! `record` dedupes and counts in one script; `flush` (one folder up) moves what was counted to the
 //! database; `read` adds the two up. What a read shows goes through `shown`, which keeps it for a
-//! second and sees to it that a total never goes backward.
+//! second and sees to it that a total never goes backward. `witness` reports what was counted, and
+//! `audit` looks whether all of it is still somewhere.
 
+mod audit;
+mod books;
 mod linger;
 mod misses;
 mod read;
@@ -12,19 +15,24 @@ mod shown;
 pub mod sketches;
 #[cfg(test)]
 mod tests;
+mod unanswered;
 mod upkeep;
+mod witness;
 
 use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 
+pub use self::audit::RedisBooks;
 use self::{
+    books::Books,
     linger::Linger,
     read::Reader,
     record::{Counted, Writer},
     shown::Shown,
     sketches::Sketches,
     upkeep::Upkeep,
+    witness::{Witness, WitnessJob},
 };
 use super::{
     Play, PlayCount, Plays, Recorded,
@@ -38,7 +46,11 @@ use crate::{
     ids::VideoId,
     jobs::Job,
     lifecycle::Lifecycle,
-    store::{postgres::Postgres, redis::Redis, script::LuaScript},
+    store::{
+        postgres::Postgres,
+        redis::{Redis, Replicas, WaitFor},
+        script::LuaScript,
+    },
 };
 
 /// How long Redis keeps what the database holds; prolonged by reads while the database fails.
@@ -69,6 +81,8 @@ pub struct RedisPlays {
     reader: Reader,
     flusher: Arc<Flusher>,
     upkeep: Arc<Upkeep>,
+    witness: Arc<Witness>,
+    books: Arc<RedisBooks>,
     flush_every: Duration,
 }
 
@@ -90,7 +104,13 @@ impl RedisPlays {
             Arc::new(Shown::new(redis.clock().clone(), config.plays.cached_videos, config.presence.window));
         let counted = Counted::new(redis.clock().clone(), config.plays.dedupe_window);
         let window = config.plays.dedupe_window;
-        let writer = Arc::new(Writer::new(redis.clone(), counted, shown.clone(), window));
+        let wanted = config.redis.wait_replicas;
+        let replicas = |what| Replicas::start(redis, lifecycle, wanted, what);
+        let for_plays = config.plays.wait.then(|| replicas(WaitFor::Plays));
+        let books = Books::new(postgres.clone());
+        let witness = Witness::new(redis.clone(), books.clone());
+        let (seen, told) = (witness.clone(), shown.clone());
+        let writer = Arc::new(Writer::new(redis.clone(), counted, told, seen, window, for_plays));
         let take = match config.plays.ack {
             Ack::Stored => {
                 let bounds = Bounds { waiting: config.plays.max_pending, batch: BATCH };
@@ -114,17 +134,33 @@ impl RedisPlays {
         let reader = Reader::start(lifecycle, redis.clone(), ledger.clone(), shown, config.redis.deadline);
         let sketches = Sketches::new(redis.clone(), ledger.clone(), config.plays.cached_videos);
         let min_age = config.redis.batch_min_age;
-        let flusher = Arc::new(Flusher::new(redis.clone(), ledger.clone(), sketches, min_age));
-        let upkeep = Arc::new(Upkeep::new(redis.clone(), ledger));
-        Arc::new(Self { writer, take, reader, flusher, upkeep, flush_every: config.jobs.flush_every })
+        let for_flush = (wanted > 0).then(|| replicas(WaitFor::Flush));
+        let flusher = Arc::new(Flusher::new(redis.clone(), ledger.clone(), sketches, min_age, for_flush));
+        let upkeep = Arc::new(Upkeep::new(redis.clone(), ledger, books.clone()));
+        let books = Arc::new(RedisBooks::new(redis.clone(), books, Some(witness.clone())));
+        let flush_every = config.jobs.flush_every;
+        Arc::new(Self { writer, take, reader, flusher, upkeep, witness, books, flush_every })
     }
 
     /// What must run by itself for plays to reach the database.
     #[must_use]
     pub fn jobs(&self) -> Vec<Arc<dyn Job>> {
         let mut jobs = FlushJob::all(&self.flusher, self.flush_every, rand::random());
+        jobs.push(Arc::new(WitnessJob::new(self.witness.clone(), self.flush_every, rand::random())));
         jobs.push(self.upkeep.clone());
         jobs
+    }
+
+    /// What the audit reads.
+    #[must_use]
+    pub fn books(&self) -> Arc<RedisBooks> {
+        self.books.clone()
+    }
+
+    /// What a command reads, which has counted nothing itself.
+    #[must_use]
+    pub fn books_of(redis: &Redis, postgres: &Postgres) -> RedisBooks {
+        RedisBooks::new(redis.clone(), Books::new(postgres.clone()), None)
     }
 
     /// What moves plays to the database, for who steps it by hand.

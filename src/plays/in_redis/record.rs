@@ -7,14 +7,15 @@ use moka::sync::Cache;
 use redis::{Cmd, Value};
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
-use super::{SKETCH_LIFE, shown::Shown};
+use super::{SKETCH_LIFE, shown::Shown, witness::Witness};
 use crate::{
     error::{Part, StoreError},
+    failpoint,
     ids::Partition,
     plays::{Play, Recorded},
     store::{
         keys::Keys,
-        redis::{Redis, refusal, reply},
+        redis::{Redis, Replicas, refusal, reply},
         script::LuaScript,
         time::StoreClock,
     },
@@ -29,6 +30,9 @@ const AT_ONCE: usize = 300;
 /// Plays remembered here as counted, about 100 bytes each.
 const COUNTED: u64 = 100_000;
 
+/// For how long the mark behind plays that wait for replicas stays; it is for nobody to read.
+const MARK_SECONDS: u32 = 60;
+
 /// However long plays are remembered in Redis, here it is no longer than this.
 const LONGEST_NOTE: Duration = Duration::from_secs(600);
 
@@ -37,19 +41,38 @@ pub(super) struct Writer {
     redis: Redis,
     counted: Counted,
     shown: Arc<Shown>,
+    witness: Arc<Witness>,
     window: String,
+    /// Where plays must be on before they are answered, with `plays.wait`.
+    replicas: Option<Replicas>,
+}
+
+/// One call of the script.
+struct Call<'a> {
+    partition: Partition,
+    /// Tells what this call counted from what any other did.
+    token: u32,
+    /// Which of the plays at hand.
+    plays: &'a [usize],
 }
 
 impl Writer {
-    pub(super) fn new(redis: Redis, counted: Counted, shown: Arc<Shown>, window: Duration) -> Self {
+    pub(super) fn new(
+        redis: Redis,
+        counted: Counted,
+        shown: Arc<Shown>,
+        witness: Arc<Witness>,
+        window: Duration,
+        replicas: Option<Replicas>,
+    ) -> Self {
         // Redis counts lives in seconds here; rather one too many than none.
         let window = window.as_millis().div_ceil(1_000).to_string();
-        Self { redis, counted, shown, window }
+        Self { redis, counted, shown, witness, window, replicas }
     }
 
     /// Whether this instance knows without asking that the play counts nothing.
     pub(super) fn counted_lately(&self, play: &Play) -> bool {
-        self.counted.has(play)
+        self.redis.connection().is_ok_and(|connection| self.counted.has(play, connection.epoch()))
     }
 
     /// Counts plays; one result each, in order. What went wrong for one play touches no other; a call
@@ -64,43 +87,75 @@ impl Writer {
         for (index, play) in plays.iter().enumerate() {
             by_partition.entry(play.video.partition()).or_default().push(index);
         }
-        let calls: Vec<(Partition, &[usize])> = by_partition
+        let calls: Vec<Call<'_>> = by_partition
             .iter()
             .flat_map(|(partition, indexes)| indexes.chunks(AT_ONCE).map(|chunk| (*partition, chunk)))
+            .map(|(partition, plays)| Call { partition, token: rand::random(), plays })
             .collect();
-        let commands = calls.iter().map(|(partition, indexes)| {
-            call(self.redis.keys(), *partition, indexes.iter().map(|index| &plays[*index]), &self.window)
+        let commands = calls.iter().map(|each| {
+            let plays = each.plays.iter().map(|index| &plays[*index]);
+            call(self.redis.keys(), each, plays, &self.window)
         });
         // What is noted is dated before it happened: the note ends before what it stands for.
         let sent = self.redis.clock().monotonic();
-        let answers = match connection.pipe(commands.collect()).await {
+        let commands: Vec<Cmd> = commands.collect();
+        let sending = async {
+            match &self.replicas {
+                None => connection.pipe(commands).await,
+                Some(replicas) => self.pipe_to(replicas, commands).await,
+            }
+        };
+        let answers = match failpoint::step("record.send", Part::Redis, sending).await {
             Ok(answers) => answers,
-            Err(error) => return vec![Err(error); plays.len()],
+            Err(error) => {
+                for Call { partition, token, plays: indexes } in calls {
+                    let unheard = indexes.iter().map(|index| &plays[*index]);
+                    self.witness.unanswered().keep(self.redis.keys(), partition, token, unheard);
+                }
+                return vec![Err(error); plays.len()];
+            }
         };
         let mut results = vec![Err(StoreError::unexpected(Part::Redis, "a play has no answer")); plays.len()];
-        for ((_, indexes), answer) in calls.iter().zip(answers) {
+        for (Call { partition, plays: indexes, .. }, answer) in calls.iter().zip(answers) {
+            let mut counted = 0;
             for (index, result) in indexes.iter().zip(read(answer, indexes.len())) {
                 if matches!(result, Ok(Recorded::Counted)) {
-                    self.counted.note(&plays[*index], sent);
+                    counted += 1;
+                    self.counted.note(&plays[*index], sent, connection.epoch());
                     self.shown.changed(&plays[*index].video);
                 }
                 results[*index] = result;
             }
+            self.witness.saw(*partition, counted);
         }
         results
     }
+
+    /// Sends the calls and waits for replicas to have what they counted, and what was counted before:
+    /// "counted already" vouches for a play as much as "counted" does. Such a call writes nothing, so a
+    /// mark is written behind all of them. Replicas get writes in order: who has it has the plays.
+    async fn pipe_to(&self, replicas: &Replicas, mut commands: Vec<Cmd>) -> Result<Vec<Value>, StoreError> {
+        let mut mark = redis::cmd("SET");
+        mark.arg(self.redis.keys().waited()).arg("1").arg("EX").arg(MARK_SECONDS);
+        commands.push(mark);
+        let mut answers = replicas.pipe(&commands).await?;
+        let marked = answers.pop().unwrap_or(Value::Nil);
+        // Refused (memory is full, say), it vouches for nothing.
+        reply::<()>(marked)?;
+        Ok(answers)
+    }
 }
 
-/// The call that counts `plays`, all of one partition.
+/// The call as a command; `plays` are its own.
 fn call<'a>(
     keys: &Keys,
-    partition: Partition,
+    &Call { partition, token, .. }: &Call<'_>,
     plays: impl Iterator<Item = &'a Play>,
-    window: &'a str,
+    window: &str,
 ) -> Cmd {
-    let sketch_life = SKETCH_LIFE.as_secs().to_string();
+    let (sketch_life, token) = (SKETCH_LIFE.as_secs().to_string(), token.to_string());
     let mut script_keys = vec![keys.dirty(partition)];
-    let mut args = vec![window, &sketch_life];
+    let mut args = vec![window, &sketch_life, &token];
     for Play { video, viewer, play_id } in plays {
         script_keys.push(keys.delta(partition, video));
         script_keys.push(keys.unique_viewers(partition, video));
@@ -135,15 +190,23 @@ fn read(answer: Value, plays: usize) -> Vec<Result<Recorded, StoreError>> {
     results.into_iter().map(read).collect()
 }
 
-/// Plays this instance has just seen counted: a repeat is answered without Redis.
+/// Plays this instance has just seen counted: a repeat is answered without Redis, on the connection on
+/// which that was learnt. On the next one Redis may have forgotten the play: then the repeat counts.
 pub(super) struct Counted {
     clock: Arc<StoreClock>,
-    /// A hash of the play's video and viewer, or video and play id → when it was sent.
-    notes: Cache<u128, Duration>,
+    /// By a hash of the play's video and viewer, or video and play id.
+    notes: Cache<u128, Note>,
     /// Half of what Redis remembers, so that no note outlives that.
     life: Duration,
     /// So that nobody can make up two plays with one hash.
     seed: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Note {
+    sent: Duration,
+    /// Of the connection.
+    epoch: u64,
 }
 
 impl Counted {
@@ -153,15 +216,15 @@ impl Counted {
         Self { clock, notes, life, seed: rand::random() }
     }
 
-    fn has(&self, play: &Play) -> bool {
+    fn has(&self, play: &Play, epoch: u64) -> bool {
         let now = self.clock.monotonic();
-        let young = |sent: Duration| now.saturating_sub(sent) < self.life;
-        self.hashes(play).any(|hash| self.notes.get(&hash).is_some_and(young))
+        let holds = |note: Note| note.epoch == epoch && now.saturating_sub(note.sent) < self.life;
+        self.hashes(play).any(|hash| self.notes.get(&hash).is_some_and(holds))
     }
 
-    fn note(&self, play: &Play, sent: Duration) {
+    fn note(&self, play: &Play, sent: Duration, epoch: u64) {
         for hash in self.hashes(play) {
-            self.notes.insert(hash, sent);
+            self.notes.insert(hash, Note { sent, epoch });
         }
     }
 

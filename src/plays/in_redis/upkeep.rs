@@ -1,4 +1,5 @@
-//! What has no other place: how many plays wait, and batch ids that nobody can bring any more.
+//! What has no other place: how many plays wait, batch ids that nobody can bring any more, and rows
+//! that conservation has not placed yet.
 
 use std::time::Duration;
 
@@ -6,6 +7,7 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use redis::Cmd;
 
+use super::books::Books;
 use crate::{
     error::StoreError,
     ids::Partition,
@@ -23,16 +25,23 @@ const FORGET_EVERY: Duration = Duration::from_secs(600);
 /// Videos of a partition whose plays are counted; more are reckoned from these.
 const SAMPLE: usize = 1_000;
 
+/// Steps of taking rows in, of 1,000 rows each, in one run.
+const ADOPTING_STEPS: usize = 20;
+
+/// When to go on where rows are left.
+const GO_ON: Duration = Duration::from_secs(1);
+
 /// Counts what waits and deletes what is over.
 pub(super) struct Upkeep {
     redis: Redis,
     ledger: Ledger,
+    books: Books,
     forgotten_at: Mutex<Option<Duration>>,
 }
 
 impl Upkeep {
-    pub(super) fn new(redis: Redis, ledger: Ledger) -> Self {
-        Self { redis, ledger, forgotten_at: Mutex::new(None) }
+    pub(super) fn new(redis: Redis, ledger: Ledger, books: Books) -> Self {
+        Self { redis, ledger, books, forgotten_at: Mutex::new(None) }
     }
 
     /// Tells how many plays wait in Redis and for how many videos the database refused some. All
@@ -80,15 +89,28 @@ impl Upkeep {
         Ok((pending, refused))
     }
 
-    async fn forget_batches(&self) -> Result<(), StoreError> {
+    pub(super) async fn forget_batches(&self) -> Result<(), StoreError> {
         let now = self.redis.clock().monotonic();
         let due = self.forgotten_at.lock().is_none_or(|at| now.saturating_sub(at) >= FORGET_EVERY);
         if due && self.ledger.postgres().is_migrated() {
             let forgotten = self.ledger.forget_batches().await?;
+            self.books.fold().await?;
             tracing::debug!(batches.forgotten = forgotten, "forgot {forgotten} old batch ids");
             *self.forgotten_at.lock() = Some(now);
         }
         Ok(())
+    }
+
+    /// Takes rows in that no flush made; answers whether some may be left.
+    pub(super) async fn adopt(&self) -> Result<bool, StoreError> {
+        let mut left = self.books.is_migrated();
+        for _ in 0..ADOPTING_STEPS {
+            if !left {
+                break;
+            }
+            left = self.books.adopt().await?;
+        }
+        Ok(left)
     }
 }
 
@@ -112,6 +134,7 @@ impl Job for Upkeep {
             Err(error) => Err(error),
         };
         self.forget_batches().await?;
-        counted.map(|()| None)
+        let left = self.adopt().await?;
+        counted.map(|()| left.then_some(GO_ON))
     }
 }

@@ -7,12 +7,14 @@ use moka::sync::Cache;
 use sqlx::SqliteConnection;
 
 use super::{
+    books,
     decide::{Decided, Played, TimedPlay, decide, keys},
     sketch::ViewerSketch,
     tables::{self, Total},
 };
 use crate::{
-    error::StoreError,
+    error::{Part, StoreError},
+    failpoint,
     ids::VideoId,
     store::sqlite::{Sqlite, is_refused_row, store_error},
 };
@@ -58,23 +60,28 @@ impl Ledger {
         // The parts not yet done, the first one last.
         let mut todo: Vec<Range<usize>> = std::iter::once(0..plays.len()).collect();
         while let Some(part) = todo.pop() {
-            match self.commit(&plays[part.clone()]).await {
-                Ok(done) => {
+            let committing = async {
+                match self.commit(&plays[part.clone()]).await {
+                    Err(error) if !is_refused_row(&error) => Err(store_error(error)),
+                    done => Ok(done),
+                }
+            };
+            match failpoint::step("plays.commit", Part::Sqlite, committing).await {
+                Ok(Ok(done)) => {
                     counted(part, &done);
                     results.extend(done.counts.into_iter().map(Ok));
                 }
-                Err(error) if !is_refused_row(&error) => {
+                Err(error) => {
                     // SQLite itself fails: each part that remains would wait for it again.
-                    let error = store_error(error);
                     results.resize_with(plays.len(), || Err(error.clone()));
                     return results;
                 }
-                Err(_) if part.len() > 1 => {
+                Ok(Err(_)) if part.len() > 1 => {
                     let middle = part.start + part.len() / 2;
                     todo.push(middle..part.end);
                     todo.push(part.start..middle);
                 }
-                Err(error) => {
+                Ok(Err(error)) => {
                     tracing::warn!(error = %error, "a play can't be counted: {error}");
                     results.push(Err(store_error(error)));
                 }
@@ -95,6 +102,8 @@ impl Ledger {
             return Ok(Counted { counts: decided.counts, totals: Vec::new() });
         }
         let sketches = self.sketches(&mut transaction, &decided).await?;
+        books::adopt_played(&mut transaction, &decided).await?;
+        books::witness(&mut transaction, &decided).await?;
         tables::see(&mut transaction, &decided).await?;
         let totals = tables::add(&mut transaction, &decided, &sketches).await?;
         tables::add_daily(&mut transaction, &decided).await?;

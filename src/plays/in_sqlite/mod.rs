@@ -3,6 +3,7 @@
 //! Plays that come in while a commit is under way share the next one, so that the disk is waited
 //! for once a batch and not once a play.
 
+mod books;
 mod decide;
 mod inbox;
 mod ledger;
@@ -19,7 +20,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use tokio::sync::Mutex;
 
+pub use self::books::SqliteBooks;
 use self::{
+    books::Adopt,
     decide::TimedPlay,
     inbox::Inbox,
     ledger::{Counted, Ledger},
@@ -93,6 +96,12 @@ impl SqlitePlays {
     #[must_use]
     pub fn prune_job(sqlite: &Sqlite, settings: &config::Plays, clock: Arc<dyn Clock>) -> Arc<dyn Job> {
         Arc::new(PruneSeen { sqlite: sqlite.clone(), window: settings.dedupe_window, clock })
+    }
+
+    /// The job that takes in rows that were not made by counting a play.
+    #[must_use]
+    pub fn adopt_job(sqlite: &Sqlite) -> Arc<dyn Job> {
+        Arc::new(Adopt { sqlite: sqlite.clone() })
     }
 }
 

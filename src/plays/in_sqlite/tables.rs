@@ -118,7 +118,8 @@ pub(super) async fn add(
     let videos: Vec<_> = decided.videos.iter().collect();
     for some in videos.chunks(VIDEOS_AT_ONCE) {
         let mut insert = QueryBuilder::<Db>::new(
-            "insert into videos (video_id, views, unique_viewers, created_at, updated_at, viewer_sketch) ",
+            "insert into videos \
+             (video_id, views, unique_viewers, created_at, updated_at, viewer_sketch, partition) ",
         );
         insert.push_values(some, |mut row, (video, played)| {
             let sketch = sketches.get(*video);
@@ -129,7 +130,8 @@ pub(super) async fn add(
                 .push_bind(unique)
                 .push_bind(played.last.millis())
                 .push_bind(played.last.millis())
-                .push_bind(bytes);
+                .push_bind(bytes)
+                .push_bind(video.partition().number());
         });
         insert.push(
             " on conflict do update set views = views + excluded.views, \

@@ -11,6 +11,8 @@
 -- ARGV
 --   [1] seconds for which a play is remembered
 --   [2] seconds for which unique viewers are kept after the last play
+--   [3] the call's token, a number: kept with what is remembered, so that a caller who never heard the
+--       answer can look up what this call counted
 --   then for each play
 --     its video
 --     its viewer, "" for none
@@ -31,10 +33,11 @@
 --          "video:views:seen:{0}:42:u:ann", "video:views:seen:{0}:42:p:x1",
 --          "video:views:delta:{0}:42", "video:views:uv:{0}:42",
 --          "video:views:seen:{0}:42:u:ann", "video:views:seen:{0}:42:p:x1" }
---   ARGV { "1800", "2592000", "42", "ann", "1", "42", "ann", "1" }  ->  { 1, 0 }
-assert(#ARGV >= 2 and (#ARGV - 2) % 3 == 0, 'record: want 2 args and 3 a play')
+--   ARGV { "1800", "2592000", "77", "42", "ann", "1", "42", "ann", "1" }  ->  { 1, 0 }, and both
+--   seen keys hold "77"
+assert(#ARGV >= 3 and #ARGV % 3 == 0, 'record: want 3 args and 3 a play')
 local wanted = 1
-for arg = 3, #ARGV, 3 do
+for arg = 4, #ARGV, 3 do
   wanted = wanted + 2 + (ARGV[arg + 1] ~= '' and 1 or 0) + (ARGV[arg + 2] == '1' and 1 or 0)
 end
 assert(#KEYS == wanted, 'record: want 1 key, and 2 to 4 a play')
@@ -44,7 +47,7 @@ local made = {}
 
 local function count(video, viewer, delta, sketch, first, last)
   for key = first, last do
-    if not redis.call('SET', KEYS[key], '1', 'NX', 'EX', ARGV[1]) then
+    if not redis.call('SET', KEYS[key], ARGV[3], 'NX', 'EX', ARGV[1]) then
       return 0
     end
     made[#made + 1] = KEYS[key]
@@ -65,7 +68,7 @@ end
 
 local results = {}
 local key = 2
-for arg = 3, #ARGV, 3 do
+for arg = 4, #ARGV, 3 do
   local viewer = ARGV[arg + 1]
   local last = key + 1 + (viewer ~= '' and 1 or 0) + (ARGV[arg + 2] == '1' and 1 or 0)
   made = {}

@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     error::{Part, StoreError},
+    failpoint,
     jobs::Job,
     store::sqlite::{Sqlite, store_error},
 };
@@ -68,7 +69,8 @@ impl Saver {
                 bytes = 0;
             }
         }
-        store(&self.sqlite, blobs, Some(saved)).await.map_err(store_error)?;
+        let storing = async { store(&self.sqlite, blobs, Some(saved)).await.map_err(store_error) };
+        failpoint::step("snapshot.store", Part::Memory, storing).await?;
         unsaved.clear();
         Ok(())
     }

@@ -27,6 +27,7 @@ use crate::{
     clock::Timestamp,
     config::{self, Ack},
     error::{Part, StoreError},
+    failpoint,
     presence::{Beat, shards::Shards},
     store::redis::{Connection, Redis, reply},
 };
@@ -231,7 +232,8 @@ impl Writer {
             formed = self.form.form(connection, batch, notes);
             sent = self.redis.clock().monotonic();
         }
-        let values = match connection.pipe(formed.commands).await {
+        let writing = connection.pipe(formed.commands);
+        let values = match failpoint::step("beats.write", Part::Redis, writing).await {
             Ok(values) => values,
             Err(error) => {
                 let again = formed.groups.into_iter().flat_map(Group::into_marks).collect();

@@ -21,7 +21,8 @@ use super::{
 };
 use crate::{
     config::Config,
-    error::StoreError,
+    error::{Part, StoreError},
+    failpoint,
     ids::Partition,
     jobs::Job,
     store::{
@@ -92,7 +93,8 @@ impl Sweep {
         let connection = self.redis.connection()?;
         let key = self.redis.keys().sweep_lock(self.partition);
         // 0.9 of an interval: whoever comes an interval later finds it free.
-        let lock = match Lock::take(&connection, key, self.interval.mul_f64(0.9)).await? {
+        let locking = Lock::take(&connection, key, self.interval.mul_f64(0.9));
+        let lock = match failpoint::step("sweep.lock", Part::Redis, locking).await? {
             Taken::Mine(lock) => lock,
             Taken::Others(left) => return Ok(Err(left)),
         };
@@ -100,7 +102,8 @@ impl Sweep {
         let result = Pass::begin(self, connection.clone(), lock.clone()).run().await;
         if result.is_err() {
             self.lock.lock().take();
-            if let Err(error) = lock.release(&connection).await {
+            let releasing = failpoint::step("sweep.unlock", Part::Redis, lock.release(&connection));
+            if let Err(error) = releasing.await {
                 tracing::debug!(error = %error, "the lock of a failed sweep runs out by itself");
             }
         }

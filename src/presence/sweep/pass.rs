@@ -10,6 +10,7 @@ use super::{Sweep, Swept};
 use crate::{
     clock::Timestamp,
     error::{Part, StoreError},
+    failpoint,
     ids::VideoId,
     presence::in_redis::{read::stamps, since::Cause, walk::Walked},
     store::{
@@ -67,8 +68,8 @@ impl<'a> Pass<'a> {
 
     pub(super) async fn run(mut self) -> Result<Swept, StoreError> {
         let started = Instant::now();
-        self.mind_the_gap().await?;
-        let videos = self.registry().await?;
+        failpoint::step("sweep.stamps", Part::Redis, self.mind_the_gap()).await?;
+        let videos = failpoint::step("sweep.registry", Part::Redis, self.registry()).await?;
         self.swept.videos = videos.len() as u64;
         let mut corrupt = 0;
         let mut failed = None;
@@ -78,7 +79,8 @@ impl<'a> Pass<'a> {
                 .map(|(video, _)| (video.clone(), self.sweep.shards.places(video).all()))
                 .collect();
             let began = self.sweep.redis.clock().now();
-            let walked = self.sweep.walker.walk(&self.connection, &places, Some(&mut self.lock)).await?;
+            let walking = self.sweep.walker.walk(&self.connection, &places, Some(&mut self.lock));
+            let walked = failpoint::step("sweep.walk", Part::Redis, walking).await?;
             let mut counted = Vec::new();
             for ((video, score), walked) in videos.iter().zip(walked) {
                 match walked {
@@ -95,12 +97,12 @@ impl<'a> Pass<'a> {
                 }
             }
             self.lock.still_mine(&self.connection).await?;
-            self.store(&counted, began).await?;
+            failpoint::step("sweep.store", Part::Redis, self.store(&counted, began)).await?;
         }
         if let Some(error) = failed {
             return Err(error);
         }
-        self.finish().await?;
+        failpoint::step("sweep.finish", Part::Redis, self.finish()).await?;
         self.sweep.report(&self.swept, corrupt, started.elapsed());
         Ok(self.swept)
     }

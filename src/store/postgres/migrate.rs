@@ -22,8 +22,10 @@ const RETRY_FIRST: Duration = Duration::from_millis(50);
 const RETRY_LAST: Duration = Duration::from_secs(2);
 
 /// Every step of the schema: version, name, statements.
-const STEPS: &[(i64, &str, &str)] =
-    &[(1, "videos and plays", include_str!("../../../migrations/postgres/0001_videos_and_plays.sql"))];
+const STEPS: &[(i64, &str, &str)] = &[
+    (1, "videos and plays", include_str!("../../../migrations/postgres/0001_videos_and_plays.sql")),
+    (2, "conservation", include_str!("../../../migrations/postgres/0002_conservation.sql")),
+];
 
 /// The steps, as sqlx applies them.
 #[must_use]

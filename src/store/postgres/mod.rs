@@ -1,5 +1,5 @@
-//! The way to Postgres: one pool for reads, one for the flush, and a keeper that knows whether the
-//! server answers.
+//! The way to Postgres: one pool for reads, one for the flush, one connection for what takes long, and
+//! a keeper that knows whether the server answers.
 //!
 //! The pools connect when first used, so the service starts while Postgres is away. A pool alone
 //! would let each call wait out its whole deadline then; the keeper lets calls fail at once instead,
@@ -35,6 +35,8 @@ pub enum Lane {
     Reads,
     /// The flush and the upkeep.
     Flush,
+    /// The audit, which takes its time: one connection, beside the others and only while it is used.
+    Audit,
 }
 
 /// Whether the server answers, as the keeper sees it.
@@ -60,6 +62,7 @@ struct Shared {
     options: PgConnectOptions,
     reads: PgPool,
     flush: PgPool,
+    audit: PgPool,
     deadline: Duration,
     /// Whether statements may stay prepared. If not, a pooler may hand each transaction to another
     /// server connection, and every statement has to be in one.
@@ -113,6 +116,7 @@ impl Postgres {
             shared: Arc::new(Shared {
                 reads: pool(reads),
                 flush: pool(flush),
+                audit: pool(1),
                 deadline: settings.deadline,
                 prepared: settings.prepared_statements,
                 migrates: settings.migrate,
@@ -153,6 +157,17 @@ impl Postgres {
     pub async fn transaction(&self, lane: Lane) -> Result<Session, StoreError> {
         let mut session = self.session(lane).await?;
         session.begin().await?;
+        Ok(session)
+    }
+
+    /// Takes a connection and begins a transaction on it whose statements all read of one moment. It
+    /// can't write.
+    ///
+    /// # Errors
+    /// As [`Postgres::session`].
+    pub async fn snapshot(&self, lane: Lane) -> Result<Session, StoreError> {
+        let mut session = self.transaction(lane).await?;
+        session.raw("set transaction isolation level repeatable read, read only").await?;
         Ok(session)
     }
 

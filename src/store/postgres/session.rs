@@ -32,6 +32,12 @@ pub enum Failure {
     Store(StoreError),
 }
 
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
 impl From<Failure> for StoreError {
     fn from(failure: Failure) -> Self {
         match failure {
@@ -61,6 +67,7 @@ impl Session {
         let pool = match lane {
             Lane::Reads => &postgres.shared.reads,
             Lane::Flush => &postgres.shared.flush,
+            Lane::Audit => &postgres.shared.audit,
         };
         // The pool tries to connect until its own limit; the keeper may know better before.
         let connection = tokio::select! {

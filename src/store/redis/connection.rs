@@ -13,6 +13,9 @@ use crate::{
     error::{Part, StoreError},
 };
 
+/// How often scripts are loaded in one call: somebody may throw them away faster than we load them.
+const RELOADS: usize = 8;
+
 /// One connection to Redis. It may break at any time; it never becomes another one.
 #[derive(Clone)]
 pub struct Connection {
@@ -50,32 +53,48 @@ impl Connection {
         if commands.is_empty() {
             return Ok(Vec::new());
         }
-        let sent = self.send(&commands);
-        let mut values = match tokio::time::timeout(self.shared.deadline, sent).await {
-            Ok(result) => result?,
-            Err(_elapsed) => return Err(self.give_up("no answer within redis.deadline")),
+        self.exchange(&commands, None).await
+    }
+
+    /// [`Connection::pipe`] with `last` behind the commands, also behind those that had to be sent
+    /// again; its value is the last.
+    pub(super) async fn pipe_before(&self, commands: &[Cmd], last: &Cmd) -> Result<Vec<Value>, StoreError> {
+        self.exchange(commands, Some(last)).await
+    }
+
+    async fn exchange(&self, commands: &[Cmd], last: Option<&Cmd>) -> Result<Vec<Value>, StoreError> {
+        let exchanged = self.exchange_untimed(commands, last);
+        let Ok(values) = tokio::time::timeout(self.shared.deadline, exchanged).await else {
+            return Err(self.give_up("no answer within redis.deadline"));
         };
-        let lost: Vec<usize> = (0..values.len())
-            .filter(|index| server_error_code(&values[*index]) == Some("NOSCRIPT"))
-            .collect();
-        if !lost.is_empty() {
-            let again: Vec<Cmd> = lost.iter().map(|index| commands[*index].clone()).collect();
-            let resent = async {
-                self.load_scripts().await?;
-                self.send(&again).await
-            };
-            match tokio::time::timeout(self.shared.deadline, resent).await {
-                Ok(result) => {
-                    for (index, value) in lost.into_iter().zip(result?) {
-                        values[index] = value;
-                    }
-                }
-                Err(_elapsed) => return Err(self.give_up("no answer within redis.deadline")),
-            }
-        }
+        let values = values?;
         // The socket of a server that was demoted or shut its doors stays open: leave it.
         if values.iter().any(|value| matches!(server_error_code(value), Some("READONLY" | "NOAUTH"))) {
             self.give_up("it no longer takes writes from this connection");
+        }
+        Ok(values)
+    }
+
+    async fn exchange_untimed(&self, commands: &[Cmd], last: Option<&Cmd>) -> Result<Vec<Value>, StoreError> {
+        let mut values = self.send(commands.iter().chain(last)).await?;
+        for _ in 0..RELOADS {
+            let is_lost = |index: &usize| server_error_code(&values[*index]) == Some("NOSCRIPT");
+            let lost: Vec<usize> = (0..commands.len()).filter(is_lost).collect();
+            if lost.is_empty() {
+                break;
+            }
+            // Loads and calls go together: scripts that are lost again and again meet a small gap.
+            let loads = self.loads();
+            let again = lost.iter().map(|index| &commands[*index]);
+            let mut answers = self.send(loads.iter().chain(again).chain(last)).await?;
+            let mut called = answers.split_off(loads.len()).into_iter();
+            for load in answers {
+                reply::<String>(load)?;
+            }
+            let ends = lost.into_iter().chain(last.map(|_| commands.len()));
+            for (index, value) in ends.zip(&mut called) {
+                values[index] = value;
+            }
         }
         Ok(values)
     }
@@ -98,43 +117,41 @@ impl Connection {
         reply(value)
     }
 
-    async fn send(&self, commands: &[Cmd]) -> Result<Vec<Value>, StoreError> {
-        let mut pipeline = Pipeline::with_capacity(commands.len());
+    async fn send<'a>(&self, commands: impl Iterator<Item = &'a Cmd>) -> Result<Vec<Value>, StoreError> {
+        let mut pipeline = Pipeline::new();
         for command in commands {
             pipeline.add_command(command.clone());
         }
         let mut inner = self.live.inner.clone();
+        let count = pipeline.len();
         let values = inner
-            .send_packed_commands(&pipeline, 0, commands.len())
+            .send_packed_commands(&pipeline, 0, count)
             .await
             .map_err(|error| self.give_up(&error.to_string()))?;
-        if values.len() != commands.len() {
+        if values.len() != count {
             return Err(self.give_up("a pipeline answered too little"));
         }
         self.shared.note_answer();
         Ok(values)
     }
 
+    /// Makes every script known to the server.
     pub(super) async fn load_scripts(&self) -> Result<(), StoreError> {
-        let loads: Vec<Cmd> = self
-            .shared
-            .scripts
-            .iter()
+        for value in self.pipe(self.loads()).await? {
+            reply::<String>(value)?;
+        }
+        Ok(())
+    }
+
+    fn loads(&self) -> Vec<Cmd> {
+        let scripts = self.shared.scripts.iter();
+        scripts
             .map(|script| {
                 let mut load = redis::cmd("SCRIPT");
                 load.arg("LOAD").arg(script.source());
                 load
             })
-            .collect();
-        if loads.is_empty() {
-            return Ok(());
-        }
-        let loaded = tokio::time::timeout(self.shared.deadline, self.send(&loads)).await;
-        let values = loaded.map_err(|_elapsed| self.give_up("no answer within redis.deadline"))??;
-        for value in values {
-            reply::<String>(value)?;
-        }
-        Ok(())
+            .collect()
     }
 
     pub(super) async fn observe_time(&self) -> Result<(), StoreError> {

@@ -6,7 +6,11 @@
 //! registered, what is in the data) may be untrue on the next.
 
 mod connection;
+mod keeper;
+mod replicas;
 mod reply;
+#[cfg(test)]
+mod tests;
 
 use std::{
     sync::{
@@ -19,27 +23,21 @@ use std::{
 use arc_swap::ArcSwapOption;
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use redis::{AsyncConnectionConfig, Cmd, aio::MultiplexedConnection};
+use redis::{AsyncConnectionConfig, aio::MultiplexedConnection};
 use tokio::sync::{Notify, watch};
 
 pub use self::{
     connection::Connection,
+    replicas::{Replicas, WaitFor},
     reply::{refusal, reply},
 };
-use super::{attempts::first_to_end, keys::Keys, script::LuaScript, time::StoreClock};
+use super::{keys::Keys, script::LuaScript, time::StoreClock};
 use crate::{
     clock::millis,
     config,
     error::{Part, StoreError},
     lifecycle::{Lifecycle, Phase},
 };
-
-/// How often the keeper looks whether an idle connection still answers, and what time it is there.
-const PROBE_EVERY: Duration = Duration::from_secs(1);
-
-/// How long the keeper waits after a failed attempt: well again at most a second after Redis is.
-const RETRY_FIRST: Duration = Duration::from_millis(50);
-const RETRY_LAST: Duration = Duration::from_millis(500);
 
 /// Without Redis for longer, what it holds may lack beats that players sent meanwhile.
 pub const LONG_OUTAGE: Duration = Duration::from_secs(2);
@@ -58,6 +56,10 @@ struct Shared {
     clock: Arc<StoreClock>,
     scripts: Vec<&'static LuaScript>,
     current: ArcSwapOption<Live>,
+    /// Why there is no connection, where one was tried for.
+    failure: ArcSwapOption<String>,
+    /// Kept beside the first: that one tells of outages and of the time, and is greeted.
+    beside: bool,
     epoch: watch::Sender<u64>,
     broke: Notify,
     greeters: Mutex<Vec<Arc<dyn Greeter>>>,
@@ -101,22 +103,46 @@ impl Redis {
             .set_connection_timeout(Some(settings.connect_timeout))
             // Every call has its own deadline around it, which counts the wait to be sent as well.
             .set_response_timeout(None);
-        Ok(Self {
-            shared: Arc::new(Shared {
-                client,
-                connect,
-                deadline: settings.deadline,
-                keys: Keys::new(&settings.prefix),
-                clock,
-                scripts,
-                current: ArcSwapOption::empty(),
-                epoch: watch::Sender::new(0),
-                broke: Notify::new(),
-                greeters: Mutex::default(),
-                answered: AtomicU64::new(0),
-                outage_over: AtomicU64::new(0),
-            }),
-        })
+        let keys = Keys::new(&settings.prefix);
+        Ok(Self::of(client, connect, settings.deadline, keys, clock, scripts, false))
+    }
+
+    fn of(
+        client: redis::Client,
+        connect: AsyncConnectionConfig,
+        deadline: Duration,
+        keys: Keys,
+        clock: Arc<StoreClock>,
+        scripts: Vec<&'static LuaScript>,
+        beside: bool,
+    ) -> Self {
+        let shared = Shared {
+            client,
+            connect,
+            deadline,
+            keys,
+            clock,
+            scripts,
+            current: ArcSwapOption::empty(),
+            failure: ArcSwapOption::empty(),
+            beside,
+            epoch: watch::Sender::new(0),
+            broke: Notify::new(),
+            greeters: Mutex::default(),
+            answered: AtomicU64::new(0),
+            outage_over: AtomicU64::new(0),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// One more way to the same server, with a connection of its own that nobody else's calls go by:
+    /// for calls that hold up whatever comes behind them. Started here.
+    fn beside(&self, lifecycle: &Lifecycle) -> Self {
+        let Shared { client, connect, deadline, keys, clock, scripts, .. } = self.shared.as_ref();
+        let (client, connect, keys) = (client.clone(), connect.clone(), keys.clone());
+        let beside = Self::of(client, connect, *deadline, keys, clock.clone(), scripts.clone(), true);
+        beside.start(lifecycle);
+        beside
     }
 
     /// Adds one who speaks first on every connection. Before [`Redis::start`].
@@ -129,7 +155,8 @@ impl Redis {
         self.shared.answered.store(millis(self.shared.clock.monotonic()), Ordering::Relaxed);
         let keeper = self.clone();
         let stopping = lifecycle.stopping(Phase::Links);
-        lifecycle.spawn(Phase::Links, "redis-link", async move {
+        let name = if self.shared.beside { "redis-link-beside" } else { "redis-link" };
+        lifecycle.spawn(Phase::Links, name, async move {
             stopping.run_until_cancelled(keeper.keep()).await;
         });
     }
@@ -143,7 +170,10 @@ impl Redis {
             Some(live) if !live.broken.load(Ordering::Relaxed) => {
                 Ok(Connection { live, shared: self.shared.clone() })
             }
-            _ => Err(StoreError::unavailable(Part::Redis, "no connection")),
+            _ => Err(match self.shared.failure.load().as_deref() {
+                Some(reason) => StoreError::unavailable(Part::Redis, format!("no connection: {reason}")),
+                None => StoreError::unavailable(Part::Redis, "no connection"),
+            }),
         }
     }
 
@@ -171,75 +201,6 @@ impl Redis {
         let over = self.shared.outage_over.load(Ordering::Relaxed).checked_sub(1)?;
         Some(self.shared.clock.monotonic().saturating_sub(Duration::from_millis(over)))
     }
-
-    async fn keep(self) {
-        let mut wait = RETRY_FIRST;
-        let mut told = false;
-        loop {
-            match self.connect().await {
-                Ok(connection) => {
-                    if told {
-                        tracing::info!("redis is back");
-                    }
-                    (wait, told) = (RETRY_FIRST, false);
-                    self.watch(&connection).await;
-                }
-                Err(error) => {
-                    if !told {
-                        told = true;
-                        tracing::warn!(error = %error, "redis can't be used; trying on");
-                    }
-                }
-            }
-            self.shared.current.store(None);
-            tokio::time::sleep(wait).await;
-            wait = (wait * 2).min(RETRY_LAST);
-        }
-    }
-
-    /// Makes a connection fit for use: to a primary, loaded, greeted.
-    async fn connect(&self) -> Result<Connection, StoreError> {
-        let shared = &self.shared;
-        let inner =
-            first_to_end(|| shared.client.get_multiplexed_async_connection_with_config(&shared.connect))
-                .await
-                .map_err(|error| StoreError::unavailable(Part::Redis, error))?;
-        let mut connection = Connection {
-            live: Arc::new(Live { epoch: 0, run_id: "".into(), inner, broken: AtomicBool::new(false) }),
-            shared: shared.clone(),
-        };
-        let [server, role] = connection.pipe_array([info("server"), info("replication")]).await?;
-        let role: String = reply(role)?;
-        if info_field(&role, "role") == Some("slave") {
-            return Err(StoreError::unavailable(Part::Redis, "it is a replica and takes no writes"));
-        }
-        let server: String = reply(server)?;
-        let run_id = info_field(&server, "run_id").unwrap_or("unknown").into();
-        connection.load_scripts().await?;
-        connection.observe_time().await?;
-
-        let epoch = *shared.epoch.borrow() + 1;
-        let inner = connection.live.inner.clone();
-        connection.live = Arc::new(Live { epoch, run_id, inner, broken: AtomicBool::new(false) });
-        let greeters = shared.greeters.lock().clone();
-        for greeter in greeters {
-            greeter.greet(&connection).await?;
-        }
-        shared.note_end_of_outage();
-        shared.current.store(Some(connection.live.clone()));
-        shared.epoch.send_replace(epoch);
-        Ok(connection)
-    }
-
-    /// Returns when the connection can't be used any more.
-    async fn watch(&self, connection: &Connection) {
-        while !connection.is_broken() {
-            let broke = tokio::time::timeout(PROBE_EVERY, self.shared.broke.notified()).await.is_ok();
-            if !broke && connection.observe_time().await.is_err() {
-                connection.give_up("the probe failed");
-            }
-        }
-    }
 }
 
 impl Shared {
@@ -255,12 +216,6 @@ impl Shared {
             self.outage_over.store(now + 1, Ordering::Relaxed);
         }
     }
-}
-
-fn info(section: &str) -> Cmd {
-    let mut command = redis::cmd("INFO");
-    command.arg(section);
-    command
 }
 
 /// The value of `name:value` in an answer to `INFO`.

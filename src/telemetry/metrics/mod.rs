@@ -107,7 +107,31 @@ pub const METRICS: &[Metric] = &[
         &[],
         "Plays answered 202 and lost, as plays.ack = \"received\" allows",
     ),
+    metric(
+        Counter,
+        "headcount_replica_waits_failed_total",
+        &["what"],
+        "Writes that too few replicas had in time: batches not applied, plays answered 503",
+    ),
     metric(Counter, "headcount_plays_flushed_total", &[], "Plays moved into the database"),
+    metric(
+        Gauge,
+        "headcount_conservation_difference",
+        &["partition"],
+        "Plays counted that nobody has any more (above 0), or that nobody has reported (below), as last read",
+    ),
+    metric(
+        Gauge,
+        "headcount_conservation_last_success_timestamp_seconds",
+        &[],
+        "Unix time at which this instance last read the books of all partitions",
+    ),
+    metric(
+        Counter,
+        "headcount_witness_unknown_total",
+        &[],
+        "Plays of which it stays unknown whether Redis counted them; those it did stay unreported",
+    ),
     metric(Histogram, "headcount_batch_size", &["batch"], "Requests written together"),
     metric(
         Histogram,

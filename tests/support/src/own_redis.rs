@@ -12,6 +12,7 @@ use crate::{eventually, redis_connection};
 /// Ended when dropped.
 pub struct OwnRedis {
     process: Child,
+    port: u16,
     settings: Vec<String>,
     folder: tempfile::TempDir,
     socket: PathBuf,
@@ -20,18 +21,82 @@ pub struct OwnRedis {
 impl OwnRedis {
     /// Starts one with these settings, on a socket of its own.
     pub async fn start(settings: &[&str]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let socket = folder.path().join("redis.sock");
-        let settings: Vec<String> = settings.iter().map(|setting| (*setting).to_owned()).collect();
-        let process = Self::spawn(&folder, &socket, &settings);
-        let own = Self { process, settings, folder, socket };
+        let own = Self::spawned(0, settings);
         own.answers().await;
         own
     }
 
-    fn spawn(folder: &tempfile::TempDir, socket: &PathBuf, settings: &[String]) -> Child {
+    fn spawned(port: u16, settings: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("redis.sock");
+        let settings: Vec<String> = settings.iter().map(|setting| (*setting).to_owned()).collect();
+        let process = Self::spawn(&folder, &socket, port, &settings);
+        Self { process, port, settings, folder, socket }
+    }
+
+    /// Starts one that others can follow: on a port as well, since replicas know no sockets.
+    pub async fn start_primary(settings: &[&str]) -> Self {
+        loop {
+            let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            let port = free.local_addr().unwrap().port();
+            drop(free);
+            let mut own = Self::spawned(port, settings);
+            // Somebody else may have taken the port meanwhile: then it ends at once.
+            let mut ended = false;
+            eventually("redis answers, or has ended", async || {
+                ended = own.process.try_wait().unwrap().is_some();
+                ended || own.is_there().await
+            })
+            .await;
+            if !ended {
+                return own;
+            }
+        }
+    }
+
+    /// Starts one that follows the primary at `port`, and waits until it has all that is there.
+    pub async fn start_replica(port: u16, settings: &[&str]) -> Self {
+        let primary = format!("127.0.0.1 {port}");
+        let own = Self::start(&[&["--replicaof", &primary], settings].concat()).await;
+        own.in_step().await;
+        own
+    }
+
+    /// Waits until this replica has what its primary had when it began to follow.
+    pub async fn in_step(&self) {
+        let mut info = redis::cmd("INFO");
+        info.arg("replication");
+        eventually("the replica follows", async || {
+            let info: String = self.query(info.clone()).await.unwrap_or_default();
+            info.contains("master_link_status:up")
+        })
+        .await;
+    }
+
+    /// Makes it the replica of `"host port"`, or with `"NO ONE"` a primary.
+    pub async fn follow(&self, primary: &str) {
+        let mut follow = redis::cmd("REPLICAOF");
+        follow.arg(primary.split(' ').collect::<Vec<_>>());
+        self.query::<String>(follow).await.unwrap();
+    }
+
+    /// Where replicas find it.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Where it keeps its files.
+    #[must_use]
+    pub fn folder(&self) -> &std::path::Path {
+        self.folder.path()
+    }
+
+    fn spawn(folder: &tempfile::TempDir, socket: &PathBuf, port: u16, settings: &[String]) -> Child {
         Command::new("redis-server")
-            .args(["--port", "0", "--save", "", "--unixsocket"])
+            .args(["--bind", "127.0.0.1", "--port", &port.to_string()])
+            // Replicas are few and small here: none is worth waiting for others.
+            .args(["--repl-diskless-sync-delay", "0", "--save", "", "--unixsocket"])
             .arg(socket)
             .arg("--dir")
             .arg(folder.path())
@@ -43,7 +108,11 @@ impl OwnRedis {
     }
 
     async fn answers(&self) {
-        eventually("redis answers", async || self.query::<String>(redis::cmd("PING")).await.is_ok()).await;
+        eventually("redis answers", async || self.is_there().await).await;
+    }
+
+    async fn is_there(&self) -> bool {
+        self.query::<String>(redis::cmd("PING")).await.is_ok()
     }
 
     /// kill -9
@@ -59,13 +128,26 @@ impl OwnRedis {
 
     /// Starts it again over what it left on disk, which it may take its time to load.
     pub fn begin_again(&mut self) {
-        self.process = Self::spawn(&self.folder, &self.socket, &self.settings);
+        self.process = Self::spawn(&self.folder, &self.socket, self.port, &self.settings);
     }
 
-    /// Where it keeps its data.
+    /// What it has on disk now.
+    ///
+    /// With `appendfsync always` that is all that it has answered for.
     #[must_use]
-    pub fn folder(&self) -> &Path {
-        self.folder.path()
+    pub fn copy_of_data(&self) -> tempfile::TempDir {
+        let copy = tempfile::tempdir().unwrap();
+        copy_files(self.folder.path(), copy.path());
+        copy
+    }
+
+    /// Puts a copy in place of what it has on disk. Not while it runs.
+    pub fn put_back(&self, copy: &tempfile::TempDir) {
+        for entry in std::fs::read_dir(self.folder.path()).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) }.unwrap();
+        }
+        copy_files(copy.path(), self.folder.path());
     }
 
     /// Makes it take connections and answer nothing, or go on.
@@ -99,5 +181,19 @@ impl OwnRedis {
     #[must_use]
     pub fn url(&self, query: &str) -> String {
         format!("unix://{}{query}", self.socket.display())
+    }
+}
+
+/// Copies folders and plain files; a socket is none.
+fn copy_files(from: &Path, to: &Path) {
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let (kind, target) = (entry.file_type().unwrap(), to.join(entry.file_name()));
+        if kind.is_dir() {
+            std::fs::create_dir(&target).unwrap();
+            copy_files(&entry.path(), &target);
+        } else if kind.is_file() {
+            std::fs::copy(entry.path(), target).unwrap();
+        }
     }
 }

@@ -61,12 +61,28 @@ async fn what_was_just_counted_is_answered_without_redis() {
     let (world, proxy) = behind_a_proxy(|_| {}).await;
     let sent = play("1", "ann", "x1");
     assert_eq!(world.record(sent.clone()).await.unwrap(), Recorded::Counted);
-    proxy.set(Way::Cut);
-    eventually("redis is gone", async || world.redis.connection().is_err()).await;
+    proxy.set(Way::Stalled);
     assert_eq!(world.record(sent).await.unwrap(), Recorded::Duplicate);
     assert_eq!(world.record(play("1", "ann", "")).await.unwrap(), Recorded::Duplicate);
     assert_eq!(world.record(play("1", "ben", "x1")).await.unwrap(), Recorded::Duplicate);
     assert!(world.record(play("1", "ben", "x2")).await.is_err());
+}
+
+/// What was counted may be gone with the connection: the next one may be to a Redis that is older.
+#[tokio::test]
+async fn a_note_of_what_was_counted_ends_with_its_connection() {
+    let (world, proxy) = behind_a_proxy(|_| {}).await;
+    let sent = play("1", "ann", "x1");
+    assert_eq!(world.record(sent.clone()).await.unwrap(), Recorded::Counted);
+    for key in world.keys().await {
+        world.ask::<i64>(&format!("DEL {}{key}", world.config.redis.prefix)).await;
+    }
+    proxy.set(Way::Cut);
+    eventually("redis is gone", async || world.redis.connection().is_err()).await;
+    assert!(world.record(sent.clone()).await.is_err(), "nobody can say");
+    proxy.set(Way::Open);
+    assert_eq!(world.record_when_back(&sent).await, Recorded::Counted);
+    assert_eq!(world.count(&video("1")).await.plays, Some(1));
 }
 
 #[tokio::test]

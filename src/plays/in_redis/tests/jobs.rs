@@ -21,7 +21,7 @@ async fn there_is_one_flush_a_partition_spread_over_the_period() {
     let world = World::new().await;
     let jobs = world.plays.jobs();
     let flushes: Vec<_> = jobs.iter().filter(|job| job.name() == "flush").collect();
-    assert_eq!((flushes.len(), jobs.len()), (16, 17));
+    assert_eq!((flushes.len(), jobs.len()), (16, 18));
     let period = world.config.jobs.flush_every;
     for pair in flushes.windows(2) {
         let apart = pair[1].first_in().abs_diff(pair[0].first_in());

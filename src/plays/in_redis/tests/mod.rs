@@ -2,6 +2,7 @@
 //! `scripts/with-services` starts both. Each test has a key prefix and a database of its own.
 
 mod away;
+mod conservation;
 mod cut;
 mod faults;
 mod flush;
@@ -12,6 +13,7 @@ mod record;
 mod scripts;
 mod trouble;
 mod viewers;
+mod witness;
 mod world;
 
 use headcount_support::{OwnRedis, Proxy, Way, eventually};

@@ -67,10 +67,13 @@ async fn record_answers_what_its_header_says() {
     let world = World::new().await;
     let play = "delta:{0}:42 uv:{0}:42 seen:{0}:42:u:ann seen:{0}:42:p:x1";
     let keys = format!("dirty:{{0}} {play} {play}");
-    let args = ["1800", "2592000", "42", "ann", "1", "42", "ann", "1"];
+    let args = ["1800", "2592000", "77", "42", "ann", "1", "42", "ann", "1"];
     let answer = world.call(&record::RECORD, &keys, &args).await;
     assert_eq!(answer.unwrap(), Value::Array(vec![Value::Int(1), Value::Int(0)]));
     assert_eq!(world.get("delta:{0}:42").await.as_deref(), Some("1"));
+    for seen in ["u:ann", "p:x1"] {
+        assert_eq!(world.get(&format!("seen:{{0}}:42:{seen}")).await.as_deref(), Some("77"));
+    }
     world.assert_all_ends().await;
 }
 
@@ -223,10 +226,10 @@ async fn a_wrong_number_of_arguments_is_refused_before_anything_is_done() {
         (
             "record",
             vec![
-                ("dirty:{0}", vec!["1800"]),
-                ("dirty:{0} delta:{0}:1", vec!["1800", "60"]),
-                ("dirty:{0} delta:{0}:1 uv:{0}:1", vec!["1800", "60", "1", "ann", "0"]),
-                ("dirty:{0} delta:{0}:1 uv:{0}:1 seen:{0}:1:u:ann", vec!["1800", "60", "1", "ann"]),
+                ("dirty:{0}", vec!["1800", "60"]),
+                ("dirty:{0} delta:{0}:1", vec!["1800", "60", "7"]),
+                ("dirty:{0} delta:{0}:1 uv:{0}:1", vec!["1800", "60", "7", "1", "ann", "0"]),
+                ("dirty:{0} delta:{0}:1 uv:{0}:1 seen:{0}:1:u:ann", vec!["1800", "60", "7", "1", "ann"]),
             ],
         ),
         ("claim", vec![("batch:{0} dirty:{0}", vec!["b1"]), ("batch:{0} dirty:{0} refused:{0}", vec!["b1"])]),

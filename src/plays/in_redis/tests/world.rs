@@ -97,6 +97,11 @@ impl World {
         Self { config, lifecycle, redis, postgres, plays, direct: straight, rows, clock }
     }
 
+    /// One more instance on the same stores, with ways of its own.
+    pub(super) async fn beside(other: &Self) -> Self {
+        Self::open(other.config.clone(), other.config.clone(), other.clock.clone()).await
+    }
+
     /// One more instance on the same stores.
     pub(super) fn instance(&self) -> Arc<RedisPlays> {
         RedisPlays::open(&self.config, &self.redis, &self.postgres, &self.lifecycle)

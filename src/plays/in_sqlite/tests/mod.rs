@@ -29,6 +29,7 @@ struct World {
 
 fn settings() -> config::Plays {
     config::Plays {
+        wait: false,
         ack: Ack::Stored,
         linger: Duration::from_secs(1),
         dedupe_window: WINDOW,

@@ -1,0 +1,249 @@
+//! A deployment that real processes serve: its stores, what was sent to it, and what must come of it.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use headcount::config::BackendKind;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use sqlx::Connection as _;
+
+use crate::{
+    process::Service,
+    world::{World, eventually, video_id},
+};
+
+/// Videos in each partition.
+const IN_EACH: usize = 2;
+
+/// Plays of each video that lie in the store before any process starts, and that are sent to one.
+const BEFORE: usize = 3;
+const SENT: usize = 2;
+
+/// Viewers of each video.
+const VIEWERS: usize = 3;
+
+/// How long a client waits for one answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The limit of a drain: above it lies only one that hangs.
+const DRAIN: &str = "6s";
+
+pub struct Deployment {
+    world: World,
+    videos: Vec<String>,
+    /// A video whose row takes no more plays.
+    full: Option<String>,
+    client: reqwest::Client,
+}
+
+/// Who serves just now.
+pub struct Living(Mutex<String>);
+
+impl Living {
+    pub fn at(base: &str) -> Self {
+        Self(Mutex::new(base.to_owned()))
+    }
+
+    pub fn set(&self, base: &str) {
+        base.clone_into(&mut self.0.lock());
+    }
+}
+
+impl Deployment {
+    /// With plays in Redis that nobody has flushed; `with_full` also of a video whose row refuses them.
+    pub async fn on_redis(with_full: bool) -> Self {
+        let mut deployment = Self::over(World::redis().await);
+        if with_full {
+            let full = deployment.videos[0].clone();
+            let row = "insert into videos (video_id, views) values ($1, 9223372036854775807)";
+            sqlx::query(row).bind(&full).execute(&mut deployment.rows().await).await.unwrap();
+            deployment.full = Some(full);
+        }
+        for video in &deployment.videos {
+            for play in 0..BEFORE {
+                deployment.world.play(video, None, Some(&format!("before-{play}"))).await;
+            }
+        }
+        deployment
+    }
+
+    /// An empty file.
+    pub async fn embedded() -> Self {
+        // The file is the process's from the start: nothing lies in it before.
+        let world = World::embedded().await;
+        world.lifecycle.stop();
+        world.lifecycle.run().await;
+        Self::over(world)
+    }
+
+    fn over(world: World) -> Self {
+        let mut by_partition: BTreeMap<usize, Vec<String>> = BTreeMap::new();
+        for number in 0.. {
+            let video = format!("video-{number}");
+            let videos = by_partition.entry(video_id(&video).partition().index()).or_default();
+            if videos.len() < IN_EACH {
+                videos.push(video);
+            }
+            if by_partition.len() == 16 && by_partition.values().all(|videos| videos.len() == IN_EACH) {
+                break;
+            }
+        }
+        headcount::tls::choose_provider();
+        let client = reqwest::Client::builder().timeout(PATIENCE).build().unwrap();
+        Self { world, videos: by_partition.into_values().flatten().collect(), full: None, client }
+    }
+
+    pub fn is_embedded(&self) -> bool {
+        self.world.config.backend == BackendKind::Embedded
+    }
+
+    /// A process on these stores, with these failpoints.
+    pub async fn start(&self, failpoints: &str) -> Service {
+        let config = &self.world.config;
+        let variables = [
+            ("FAILPOINTS", failpoints),
+            ("HEADCOUNT_BACKEND", config.backend.name()),
+            ("HEADCOUNT_REDIS__URL", config.redis.url.expose()),
+            ("HEADCOUNT_REDIS__PREFIX", &config.redis.prefix),
+            ("HEADCOUNT_REDIS__BATCH_MIN_AGE", "0s"),
+            ("HEADCOUNT_POSTGRES__URL", config.postgres.url.expose()),
+            ("HEADCOUNT_JOBS__FLUSH_EVERY", "200ms"),
+            // Nobody sweeps for 2.5 intervals, and counts are doubted: no stall here may last as long.
+            ("HEADCOUNT_JOBS__SWEEP_EVERY", "10s"),
+            ("HEADCOUNT_EMBEDDED__SNAPSHOT_EVERY", "1s"),
+            ("HEADCOUNT_SERVER__DRAIN", DRAIN),
+            ("HEADCOUNT_LOG__FILTER", "warn,headcount::app=info"),
+        ];
+        Service::start(&config.embedded.path, &variables).await
+    }
+
+    /// Sends plays, each until it is answered, and some of them twice; and beats.
+    pub async fn plays_on(&self, living: &Living) {
+        for video in &self.videos {
+            for play in 0..SENT {
+                let first = self.play(living, video, &format!("sent-{play}")).await;
+                assert!(first["counted"].is_boolean(), "{first}");
+            }
+            let again = self.play(living, video, "sent-0").await;
+            assert_eq!(again["counted"], false, "{again}");
+        }
+        if !self.is_embedded() {
+            let again = self.play(living, &self.videos[1], "before-0").await;
+            assert_eq!(again["counted"], false, "{again}");
+        }
+        self.beat(living).await;
+    }
+
+    async fn play(&self, living: &Living, video: &str, play: &str) -> Value {
+        let path = format!("/api/video/{video}/play?playId={play}");
+        self.until_answered(living, &path, &json!({})).await
+    }
+
+    async fn beat(&self, living: &Living) {
+        let beats: Vec<Value> = self
+            .videos
+            .iter()
+            .flat_map(|video| (0..VIEWERS).map(move |viewer| json!({ "videoId": video, "userId": viewer })))
+            .collect();
+        let answer = self.until_answered(living, "/api/heartbeats", &json!({ "beats": beats })).await;
+        assert_eq!(answer["accepted"], beats.len(), "{answer}");
+    }
+
+    async fn until_answered(&self, living: &Living, path: &str, body: &Value) -> Value {
+        let mut answer = Value::Null;
+        eventually("somebody answers", async || {
+            let url = format!("{}{path}", living.0.lock());
+            match self.client.post(url).json(body).send().await {
+                Ok(response) if response.status() == 200 => match response.json().await {
+                    Ok(told) => {
+                        answer = told;
+                        true
+                    }
+                    Err(_) => false,
+                },
+                Ok(response) => {
+                    assert_eq!(response.status(), 503);
+                    false
+                }
+                Err(_) => false,
+            }
+        })
+        .await;
+        answer
+    }
+
+    fn plays_of_each(&self) -> usize {
+        if self.is_embedded() { SENT } else { BEFORE + SENT }
+    }
+
+    /// Waits until the instance at `base` tells the right numbers of every video, vouches for them,
+    /// and no play waits any more.
+    pub async fn becomes_exact(&self, base: &str, step: &str, fault: &str) {
+        let living = Living::at(base);
+        let wanted = (json!(self.plays_of_each()), json!(VIEWERS));
+        let mut wrong = Vec::new();
+        let exact = eventually("the counts are exact", async || {
+            self.beat(&living).await;
+            let ids = json!({ "ids": self.videos });
+            let told = self.until_answered(&living, "/api/videos/counts", &ids).await;
+            let counts = told["counts"].as_array().unwrap();
+            assert_eq!(counts.len(), self.videos.len());
+            let right = |count: &&Value| {
+                let full = self.full.as_deref() == count["videoId"].as_str();
+                let plays = &count["plays"];
+                assert!(full || plays.as_u64() <= wanted.0.as_u64(), "{step} {fault}: too many: {count}");
+                (full || *plays == wanted.0)
+                    && count["playsStale"] == false
+                    && count["online"] == wanted.1
+                    && (count["onlineStale"] == false || self.is_embedded())
+            };
+            wrong = counts.iter().filter(|count| !right(count)).cloned().collect();
+            wrong.is_empty() && self.waiting().await.is_empty()
+        });
+        let exact = tokio::time::timeout(Duration::from_secs(50), exact).await;
+        let waiting = self.waiting().await;
+        assert!(exact.is_ok(), "{step} {fault}: never exact: {wrong:?}\nwaiting: {waiting:?}");
+    }
+
+    /// Every play is in the database, once.
+    pub async fn is_exact(&self, step: &str, fault: &str) {
+        if self.is_embedded() {
+            return;
+        }
+        let rows = "select video_id, views from videos";
+        let rows: Vec<(String, i64)> = sqlx::query_as(rows).fetch_all(&mut self.rows().await).await.unwrap();
+        let daily = "select video_id, sum(views)::bigint from video_daily group by video_id";
+        let daily: Vec<(String, i64)> =
+            sqlx::query_as(daily).fetch_all(&mut self.rows().await).await.unwrap();
+        let wanted = i64::try_from(self.plays_of_each()).unwrap();
+        for (video, views) in rows.iter().chain(&daily) {
+            let full = self.full.as_ref() == Some(video);
+            assert_eq!(*views, if full { i64::MAX } else { wanted }, "{step} {fault}: {video}");
+        }
+        assert_eq!(rows.len(), self.videos.len(), "{step} {fault}");
+        assert_eq!(self.waiting().await, Vec::<String>::new(), "{step} {fault}");
+    }
+
+    /// The keys of plays that are not in the database and should be.
+    async fn waiting(&self) -> Vec<String> {
+        if self.is_embedded() {
+            return Vec::new();
+        }
+        let refused = self.full.as_ref().map(|full| {
+            let partition = video_id(full).partition();
+            let delta = format!("video:views:delta:{{{partition}}}:{full}");
+            [delta, format!("video:views:refused:{{{partition}}}")]
+        });
+        let mut keys = self.world.redis_keys().await;
+        keys.retain(|key| {
+            let kinds = ["delta", "dirty", "batch", "refused"];
+            kinds.iter().any(|kind| key.starts_with(&format!("video:views:{kind}:")))
+                && !refused.as_ref().is_some_and(|refused| refused.contains(key))
+        });
+        keys
+    }
+
+    async fn rows(&self) -> sqlx::PgConnection {
+        sqlx::PgConnection::connect(self.world.config.postgres.url.expose()).await.unwrap()
+    }
+}

@@ -1,0 +1,131 @@
+//! What is right at the end, when everything is well: every play is in the database once.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use anyhow::bail;
+use tokio::time::{Instant, sleep};
+
+use crate::{
+    keys,
+    ledger::Video,
+    tally::{Tally, Wrong},
+    world::World,
+};
+
+/// How long nothing may move that is to come to its end.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Answers which of its keys are there.
+const THERE: &str = "local there = {}
+    for _, key in ipairs(KEYS) do
+        if redis.call('EXISTS', key) == 1 then there[#there + 1] = key end
+    end
+    return there";
+
+/// Waits until no play is on its way any more.
+pub(crate) async fn settle(world: &World, tally: &Tally) -> anyhow::Result<()> {
+    let mut before = Vec::new();
+    let mut until = Instant::now() + PATIENCE;
+    loop {
+        let pending = pending(world).await?;
+        if pending.is_empty() {
+            return Ok(());
+        }
+        if pending != before {
+            until = Instant::now() + PATIENCE;
+        }
+        if Instant::now() > until {
+            tally.wrong(Wrong::Lost, &format!("stranded in redis: {}", pending.join(", ")));
+            return Ok(());
+        }
+        before = pending;
+        sleep(Duration::from_millis(100)).await;
+    }
+}
+
+async fn pending(world: &World) -> anyhow::Result<Vec<String>> {
+    let keys = keys::pending();
+    let redis = world.redis.lock().await;
+    redis.ask(redis::cmd("EVAL").arg(THERE).arg(keys.len()).arg(keys)).await
+}
+
+/// How many plays the database has too few or too many.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Off {
+    pub(crate) lost: u64,
+    pub(crate) double: u64,
+}
+
+/// Holds the database and each instance against what was acknowledged.
+pub(crate) async fn pass(world: &World, tally: &Tally, videos: &[Video]) -> anyhow::Result<Off> {
+    let expected: BTreeMap<String, u64> = videos
+        .iter()
+        .map(|video| (video.id.clone(), video.acknowledged()))
+        .filter(|(_, plays)| *plays > 0)
+        .collect();
+    let in_rows = "select video_id, views from videos where views <> 0";
+    let off = compare(tally, "the database", &expected, &rows(world, in_rows).await?);
+    let by_day = "select video_id, sum(views)::bigint from video_daily group by video_id";
+    compare(tally, "the database by day", &expected, &rows(world, by_day).await?);
+    for instance in 0..world.urls.len() {
+        let name = format!("instance {instance}");
+        compare(tally, &name, &expected, &totals(world, instance, videos).await?);
+    }
+    Ok(off)
+}
+
+async fn rows(world: &World, sql: &'static str) -> anyhow::Result<BTreeMap<String, u64>> {
+    let mut connection = world.postgres.lock().await.connect().await?;
+    let rows: Vec<(String, i64)> = sqlx::query_as(sql).fetch_all(&mut connection).await?;
+    rows.into_iter().map(|(video, views)| Ok((video, u64::try_from(views)?))).collect()
+}
+
+/// The totals an instance vouches for.
+async fn totals(world: &World, instance: usize, videos: &[Video]) -> anyhow::Result<BTreeMap<String, u64>> {
+    let url = format!("{}/api/videos/counts", world.urls[instance]);
+    let ids: Vec<&str> = videos.iter().map(|video| video.id.as_str()).collect();
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let answer = world.http.post(&url, &serde_json::json!({ "ids": ids })).await;
+        let body = answer.map(|answer| answer.body).unwrap_or_default();
+        let counts = body["counts"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let good = |count: &&serde_json::Value| count["playsStale"] == false;
+        let totals: BTreeMap<String, u64> = counts
+            .iter()
+            .filter(good)
+            .filter_map(|count| Some((count["videoId"].as_str()?.to_owned(), count["plays"].as_u64()?)))
+            .collect();
+        if totals.len() == ids.len() {
+            return Ok(totals.into_iter().filter(|(_, plays)| *plays > 0).collect());
+        }
+        if Instant::now() > until {
+            bail!("instance {instance} doesn't vouch for its totals: {body}");
+        }
+        sleep(Duration::from_millis(100)).await;
+    }
+}
+
+fn compare(
+    tally: &Tally,
+    place: &str,
+    expected: &BTreeMap<String, u64>,
+    found: &BTreeMap<String, u64>,
+) -> Off {
+    let mut off = Off::default();
+    let ids: BTreeSet<&String> = expected.keys().chain(found.keys()).collect();
+    for id in ids {
+        let (expected, found) = (*expected.get(id).unwrap_or(&0), *found.get(id).unwrap_or(&0));
+        let what = format!("{place} has {found} plays of {id}, of which {expected} were acknowledged");
+        if found < expected {
+            off.lost += expected - found;
+            tally.wrong(Wrong::Lost, &what);
+        } else if found > expected {
+            off.double += found - expected;
+            tally.wrong(Wrong::Double, &what);
+        }
+    }
+    off
+}
