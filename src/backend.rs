@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use async_trait::async_trait;
 
 use crate::{
-    clock::Clock,
+    clock::{Clock, Timestamp},
     config::{BackendKind, Config},
     error::{Part, StoreError},
     health::{Health, HealthCheck},
@@ -16,11 +16,12 @@ use crate::{
         audit::{Audit, AuditJob, Books},
         in_redis::{RedisBooks, RedisPlays},
         in_sqlite::{SqliteBooks, SqlitePlays},
+        postgres::Ledger,
     },
     presence::{
         self, Presence,
         in_memory::{self, InMemoryPresence},
-        in_redis::RedisPresence,
+        in_redis::{History, RedisPresence},
     },
     store::{
         postgres::Postgres,
@@ -101,7 +102,8 @@ fn open_redis(config: &Config, lifecycle: &Lifecycle, clock: Arc<dyn Clock>) -> 
     let redis = way_to_redis(config, clock.clone(), scripts.collect())?;
     let postgres = Postgres::new(&config.postgres)?;
     postgres.start(lifecycle);
-    let presence = RedisPresence::open(config, &redis, lifecycle);
+    let history = Ledger::new(postgres.clone(), config.plays.timezone);
+    let presence = RedisPresence::open(config, &redis, Arc::new(history), lifecycle);
     let plays = RedisPlays::open(config, &redis, &postgres, lifecycle);
     // Last: who speaks first on a connection has to be known before there is one.
     redis.start(lifecycle);
@@ -116,6 +118,14 @@ fn open_redis(config: &Config, lifecycle: &Lifecycle, clock: Arc<dyn Clock>) -> 
         health: Arc::new(RedisHealth { redis, postgres }),
         jobs,
     })
+}
+
+/// Batches of plays tell of a deployment that was here before: their newest ids are kept for ever.
+#[async_trait]
+impl History for Ledger {
+    async fn reaches_before(&self, at: Timestamp) -> Result<bool, StoreError> {
+        self.had_batches_before(at).await
+    }
 }
 
 fn way_to_redis(
@@ -175,7 +185,7 @@ struct RedisHealth {
 #[async_trait]
 impl HealthCheck for RedisHealth {
     async fn check(&self) -> Health {
-        let (redis, postgres) = tokio::join!(probe::probe(&self.redis), self.postgres.ping());
+        let (redis, postgres) = tokio::join!(probe::probe(&self.redis), self.postgres.probe());
         // Without its schema it answers, and nothing can be read or flushed.
         let degraded = postgres.is_err() || !self.postgres.is_migrated();
         Health {
@@ -191,7 +201,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        clock::{ManualClock, Timestamp},
+        clock::ManualClock,
         config::load::load,
         ids::{UserId, VideoId, ViewerId},
         lifecycle::Stopped,

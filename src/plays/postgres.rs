@@ -226,6 +226,26 @@ impl Ledger {
         rows.iter().map(|(video,)| video_of(video)).collect()
     }
 
+    /// Whether a batch was added well before `at`. A minute is for clocks that differ: this server's
+    /// and the one that told `at`.
+    ///
+    /// # Errors
+    /// The database is away.
+    pub async fn had_batches_before(&self, at: Timestamp) -> Result<bool, StoreError> {
+        let had = "select to_regclass('play_batch') is not null";
+        let tables: Vec<(bool,)> = self.postgres.fetch_all(Lane::Reads, sqlx::query_as(had)).await?;
+        if tables != [(true,)] {
+            return Ok(false);
+        }
+        let had = "select exists (select from generate_series(0, 15) as partitions(number) where exists (
+            select from play_batch
+            where partition = number and applied_at < to_timestamp($1) - interval '1 minute'))";
+        #[expect(clippy::cast_precision_loss, reason = "seconds are far below 2^52")]
+        let had = sqlx::query_as(had).bind(at.secs() as f64);
+        let had: Vec<(bool,)> = self.postgres.fetch_all(Lane::Reads, had).await?;
+        Ok(had == [(true,)])
+    }
+
     /// Deletes batch ids older than seven days, the newest of each partition excepted: a batch that
     /// waits in Redis that long is still known. Answers how many.
     ///

@@ -1,5 +1,6 @@
 //! Connections to the stores. No rule of the domain lives here.
 
+mod attempts;
 pub mod keys;
 pub mod lock;
 pub mod postgres;

@@ -20,16 +20,22 @@ macro_rules! on_both_backends {
 mod conservation;
 mod delivery;
 mod doctor;
+mod documents;
 mod drain;
 mod durability;
 #[cfg(feature = "failpoints")]
 mod kill_matrix;
+mod network;
+mod network_load;
+mod no_cliff;
 mod plays_laws;
+mod postgres_trouble;
 mod presence_laws;
 mod presence_redis;
 mod process;
 mod readiness;
 mod redis_scripts;
 mod redis_trouble;
+mod redis_trouble_data;
 mod routes;
 mod world;

@@ -58,6 +58,10 @@ impl Service {
         Self { process, log, public, ops }
     }
 
+    pub fn pid(&self) -> u32 {
+        self.process.id().expect("it runs")
+    }
+
     /// Reads its log up to a line with `text` in it.
     #[cfg(feature = "failpoints")]
     pub async fn says(&mut self, text: &str) {

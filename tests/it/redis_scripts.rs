@@ -211,8 +211,7 @@ fn scripts() -> Vec<&'static LuaScript> {
 }
 
 async fn connection() -> redis::aio::MultiplexedConnection {
-    let client = redis::Client::open(service("TEST_REDIS_URL")).unwrap();
-    client.get_multiplexed_async_connection().await.unwrap()
+    headcount_support::redis_connection(&service("TEST_REDIS_URL")).await.unwrap()
 }
 
 /// A command in words; `_` inside a word stands for a space.

@@ -156,10 +156,13 @@ async fn a_redis_that_became_a_replica_is_left_until_it_is_a_primary_again() {
     demote.arg("127.0.0.1").arg(1);
     redis.query::<String>(demote).await.unwrap();
     assert!(refused(&world, "ann").await.is_transient());
+    let play = crate::world::a_play("film", Some("ann"), None);
+    assert!(world.stores.plays.record(play.clone()).await.is_err_and(|error| error.is_transient()));
     let mut promote = redis::cmd("REPLICAOF");
     promote.arg("NO").arg("ONE");
     redis.query::<String>(promote).await.unwrap();
     well(&world).await;
+    assert_eq!(world.stores.plays.record(play).await.unwrap(), headcount::plays::Recorded::Counted);
 }
 
 /// Plays that were accepted are worth a wait of up to `server.drain`.

@@ -30,6 +30,20 @@ pub struct World {
     folder: Arc<tempfile::TempDir>,
 }
 
+/// An instance that has stopped.
+pub struct Drained {
+    clock: Arc<ManualClock>,
+    config: Config,
+    folder: Arc<tempfile::TempDir>,
+}
+
+impl Drained {
+    /// Opens it again over the same data.
+    pub async fn started(self) -> World {
+        World::start(self.config, self.clock, self.folder).await
+    }
+}
+
 impl World {
     pub async fn embedded() -> Self {
         Self::embedded_with(|_| {}).await
@@ -81,7 +95,7 @@ impl World {
 
     /// Another instance over the same data, with the same clock.
     pub async fn another(&self) -> Self {
-        Self::start(self.config.clone(), self.clock.clone(), self.folder.clone()).await
+        self.another_with(|_| {}).await
     }
 
     /// Another instance over the same data, with other settings: another way to Redis, say.
@@ -93,6 +107,11 @@ impl World {
 
     /// Stops this instance as SIGTERM does and opens it again over the same data.
     pub async fn restarted(self) -> Self {
+        self.drained().await.started().await
+    }
+
+    /// Stops this instance as SIGTERM does.
+    pub async fn drained(self) -> Drained {
         for job in &self.stores.jobs {
             job.finish().await;
         }
@@ -100,7 +119,19 @@ impl World {
         self.lifecycle.run().await;
         let Self { stores, clock, config, folder, .. } = self;
         drop(stores);
-        Self::start(config, clock, folder).await
+        Drained { clock, config, folder }
+    }
+
+    /// Opens what the next process finds where this one is killed now. Embedded only.
+    pub async fn killed(self) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["headcount.db", "headcount.db-wal"] {
+            std::fs::copy(self.folder.path().join(name), folder.path().join(name)).unwrap();
+        }
+        // What this one still does is done to a file that nobody looks at.
+        let Drained { clock, mut config, .. } = self.drained().await;
+        config.embedded.path = folder.path().join("headcount.db");
+        Self::start(config, clock, Arc::new(folder)).await
     }
 
     /// The same world with other settings.
@@ -206,10 +237,7 @@ impl World {
     }
 
     pub async fn redis_connection(&self) -> redis::aio::MultiplexedConnection {
-        let client = redis::Client::open(self.config.redis.url.expose()).unwrap();
-        // The driver's own limit, half a second, is short for a machine that runs all tests at once.
-        let patient = redis::AsyncConnectionConfig::new().set_response_timeout(Some(PATIENCE));
-        client.get_multiplexed_async_connection_with_config(&patient).await.unwrap()
+        headcount_support::redis_connection(self.config.redis.url.expose()).await.unwrap()
     }
 
     /// Every key of this world, without the prefix.

@@ -17,7 +17,10 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 
-use super::{Beat, OnlineCount, Presence, Ranking, shards::Shards, sweep, tally::Tally};
+pub use self::since::History;
+use super::{
+    Beat, OnlineCount, Presence, Ranking, longest_beat_interval, shards::Shards, sweep, tally::Tally,
+};
 use crate::{
     config::Config,
     error::StoreError,
@@ -53,7 +56,12 @@ impl RedisPresence {
     /// Starts the writer and the reader. Before `redis` is started: stamps come first on every
     /// connection.
     #[must_use]
-    pub fn open(config: &Config, redis: &Redis, lifecycle: &Lifecycle) -> Arc<Self> {
+    pub fn open(
+        config: &Config,
+        redis: &Redis,
+        history: Arc<dyn History>,
+        lifecycle: &Lifecycle,
+    ) -> Arc<Self> {
         let shards = Shards::fixed(config.presence.shards);
         let known = since::Known::default();
         let writer = Arc::new(writer::Writer::new(
@@ -71,6 +79,8 @@ impl RedisPresence {
             redis: redis.clone(),
             listpacks,
             known: known.clone(),
+            history,
+            doubt: since::doubt(longest_beat_interval(config.presence.heartbeat_every)),
             beats_waited: Box::new(move || waiting.beats_waited()),
         }));
         let stopping = lifecycle.stopping(Phase::Writers);

@@ -81,6 +81,11 @@ impl Known {
         SINCE.call(&[Keys::since(redis.keys(), partition)], &args)
     }
 
+    /// Takes note that there was data before what the stamp of `partition` says.
+    fn doubt(&self, partition: Partition, stamp: Since) {
+        self.stamps.lock()[partition.index()] = Some(stamp.at - Duration::from_secs(1));
+    }
+
     /// Takes note of what such a call answered.
     pub(crate) fn note(&self, partition: Partition, stamp: &str) {
         if let Some(stamp) = Since::parse(stamp) {
@@ -89,11 +94,26 @@ impl Known {
     }
 }
 
+/// Knows of this deployment what Redis may have forgotten.
+#[async_trait]
+pub trait History: Send + Sync {
+    /// Whether it was at work before `at`.
+    async fn reaches_before(&self, at: Timestamp) -> Result<bool, StoreError>;
+}
+
+/// So long after a gap a low number isn't believed.
+pub(super) fn doubt(longest_beat_interval: Duration) -> Duration {
+    longest_beat_interval * 2
+}
+
 /// Stamps every partition first thing on a connection.
 pub(super) struct Stamper {
     pub(super) redis: Redis,
     pub(super) listpacks: Listpacks,
     pub(super) known: Known,
+    pub(super) history: Arc<dyn History>,
+    /// For how long a stamp is doubted that says `new` and isn't.
+    pub(super) doubt: Duration,
     /// Whether beats have been waiting for a connection for over two seconds.
     pub(super) beats_waited: Box<dyn Fn() -> bool + Send + Sync>,
 }
@@ -102,12 +122,48 @@ pub(super) struct Stamper {
 impl Greeter for Stamper {
     async fn greet(&self, connection: &Connection) -> Result<(), StoreError> {
         let cause = if connection.epoch() > 1 || (self.beats_waited)() { Cause::Again } else { Cause::New };
-        let calls =
-            Partition::all().map(|partition| self.known.call(&self.redis, connection, partition, cause));
-        for (partition, value) in Partition::all().zip(connection.pipe(calls.collect()).await?) {
-            self.known.note(partition, &reply::<String>(value)?);
+        let beginnings = self.stamp(connection, cause).await?;
+        if connection.epoch() == 1 && self.are_mistaken(&beginnings).await {
+            tracing::warn!(
+                "redis is empty, and this deployment isn't new: low numbers are doubted for a while"
+            );
+            for (partition, stamp) in beginnings {
+                self.known.doubt(partition, stamp);
+            }
+            self.stamp(connection, Cause::Again).await?;
         }
         self.listpacks.ask(connection).await
+    }
+}
+
+impl Stamper {
+    /// Stamps every partition and answers those that nobody was in before, and that lately.
+    async fn stamp(
+        &self,
+        connection: &Connection,
+        cause: Cause,
+    ) -> Result<Vec<(Partition, Since)>, StoreError> {
+        let calls =
+            Partition::all().map(|partition| self.known.call(&self.redis, connection, partition, cause));
+        let now = self.redis.clock().now();
+        let mut beginnings = Vec::new();
+        for (partition, value) in Partition::all().zip(connection.pipe(calls.collect()).await?) {
+            let stamp: String = reply(value)?;
+            self.known.note(partition, &stamp);
+            let stamp = Since::parse(&stamp);
+            let begins = stamp.filter(|stamp| !stamp.again && now.since(stamp.at) < self.doubt);
+            beginnings.extend(begins.map(|stamp| (partition, stamp)));
+        }
+        Ok(beginnings)
+    }
+
+    /// Whether these are no beginnings: Redis lost its data while no instance was there to know better.
+    /// Where that can't be found out they are not believed, which costs a while of doubt.
+    async fn are_mistaken(&self, beginnings: &[(Partition, Since)]) -> bool {
+        match beginnings.iter().map(|(_, stamp)| stamp.at).min() {
+            Some(oldest) => self.history.reaches_before(oldest).await.unwrap_or(true),
+            None => false,
+        }
     }
 }
 
@@ -120,7 +176,7 @@ pub(super) struct Memory {
 
 impl Memory {
     pub(super) fn new(longest_beat_interval: Duration) -> Self {
-        Self { stamps: Mutex::default(), doubt: longest_beat_interval * 2 }
+        Self { stamps: Mutex::default(), doubt: doubt(longest_beat_interval) }
     }
 
     /// Whether data of `partition` was lost lately or may have been, going by its stamp as just

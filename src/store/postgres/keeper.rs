@@ -5,7 +5,10 @@ use std::time::Duration;
 use sqlx::{Connection, PgConnection};
 
 use super::{Postgres, Seen};
-use crate::lifecycle::{Lifecycle, Phase};
+use crate::{
+    lifecycle::{Lifecycle, Phase},
+    store::attempts::first_to_end,
+};
 
 /// How often an idle server is asked for a sign of life.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
@@ -65,7 +68,7 @@ impl Postgres {
             idle.close_on_drop();
         }
         let fresh = async {
-            let mut connection = PgConnection::connect_with(&self.shared.options).await?;
+            let mut connection = first_to_end(|| PgConnection::connect_with(&self.shared.options)).await?;
             connection.ping().await?;
             connection.close().await
         };

@@ -171,24 +171,32 @@ impl Postgres {
         Ok(session)
     }
 
-    /// Asks for a sign of life.
+    /// Asks whether it takes writes.
     ///
     /// # Errors
-    /// There was none within the deadline.
-    pub async fn ping(&self) -> Result<(), StoreError> {
+    /// It doesn't, or said nothing within the deadline.
+    pub async fn probe(&self) -> Result<(), StoreError> {
         let mut session = self.session(Lane::Reads).await?;
-        session.fetch_all::<(i32,)>(sqlx::query_as("select 1")).await?;
+        // A standby says so here as well.
+        let asked = sqlx::query_as("select current_setting('transaction_read_only') = 'on'");
+        let read_only: Vec<(bool,)> = session.fetch_all(asked).await?;
+        if read_only == [(true,)] {
+            session.discard();
+            return Err(StoreError::unavailable(Part::Postgres, "it is read-only"));
+        }
         session.end().await?;
         Ok(())
     }
 }
 
 /// The statements that bound how long later ones may take, and how long a client that was stopped, or
-/// whose host is gone without a word, may hold rows that others wait for.
+/// whose host is gone without a word, may hold rows that others wait for. And the isolation, which a
+/// database may have another default for: single statements would then fail where they meet others.
 fn session_limits(limit: Duration) -> String {
     let (millis, secs) = (limit.as_millis(), limit.as_secs().max(1));
     format!(
-        "set statement_timeout = {millis}; set idle_in_transaction_session_timeout = {millis}; \
+        "set default_transaction_isolation = 'read committed'; \
+         set statement_timeout = {millis}; set idle_in_transaction_session_timeout = {millis}; \
          set tcp_keepalives_idle = {secs}; set tcp_keepalives_interval = {secs}; \
          set tcp_keepalives_count = 2; set tcp_user_timeout = {}",
         millis * 3

@@ -15,6 +15,9 @@ use crate::error::{Part, StoreError};
 /// Added to the server's own limit, so that it is the server that ends a statement that is too slow.
 const MARGIN: Duration = Duration::from_millis(500);
 
+/// The code of what a read-only server says to a write.
+const READ_ONLY: &str = "25006";
+
 /// Why a statement failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
@@ -160,6 +163,11 @@ impl Session {
         }
     }
 
+    /// Closes the connection: the next one may find the server mended.
+    pub(super) fn discard(mut self) {
+        self.idle = false;
+    }
+
     fn limit(&self) -> Duration {
         self.postgres.shared.deadline + MARGIN
     }
@@ -172,7 +180,9 @@ impl Session {
             }
             Ok(Err(error)) => {
                 // The server refused and waits for more; anything else leaves the connection in doubt.
-                self.idle = matches!(error, sqlx::Error::Database(_));
+                // One that is read-only stays so when the server is mended.
+                self.idle =
+                    error.as_database_error().is_some_and(|said| said.code().as_deref() != Some(READ_ONLY));
                 Err(self.postgres.meaning(&error))
             }
             Err(_elapsed) => {

@@ -8,7 +8,10 @@ use std::{
 use redis::Cmd;
 
 use super::{Connection, Live, Redis, info_field, reply};
-use crate::error::{Part, StoreError};
+use crate::{
+    error::{Part, StoreError},
+    store::attempts::first_to_end,
+};
 
 /// How often the keeper looks whether an idle connection still answers, and what time it is there.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
@@ -48,11 +51,10 @@ impl Redis {
     /// Makes a connection fit for use: to a primary, loaded, greeted.
     async fn connect(&self) -> Result<Connection, StoreError> {
         let shared = &self.shared;
-        let inner = shared
-            .client
-            .get_multiplexed_async_connection_with_config(&shared.connect)
-            .await
-            .map_err(|error| StoreError::unavailable(Part::Redis, error))?;
+        let inner =
+            first_to_end(|| shared.client.get_multiplexed_async_connection_with_config(&shared.connect))
+                .await
+                .map_err(|error| StoreError::unavailable(Part::Redis, error))?;
         let mut connection = Connection {
             live: Arc::new(Live { epoch: 0, run_id: "".into(), inner, broken: AtomicBool::new(false) }),
             shared: shared.clone(),

@@ -5,12 +5,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
+mod own_postgres;
 mod own_redis;
 mod proxy;
 
 use std::time::Duration;
 
 pub use self::{
+    own_postgres::OwnPostgres,
     own_redis::OwnRedis,
     proxy::{Proxy, Way},
 };
@@ -25,6 +27,18 @@ pub async fn eventually(fact: &str, mut holds: impl AsyncFnMut() -> bool) {
         assert!(tokio::time::Instant::now() < until, "it never came true: {fact}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+}
+
+/// A connection of a test's own, which waits longer for an answer than the half second that redis-rs
+/// begins with: machines that test are slow at times.
+///
+/// # Errors
+/// There is none to be had.
+pub async fn redis_connection(url: &str) -> redis::RedisResult<redis::aio::MultiplexedConnection> {
+    let patient = redis::AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(PATIENCE / 6))
+        .set_response_timeout(Some(PATIENCE / 6));
+    redis::Client::open(url)?.get_multiplexed_async_connection_with_config(&patient).await
 }
 
 /// The address of a server that `scripts/with-services` started.

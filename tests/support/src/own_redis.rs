@@ -7,7 +7,7 @@ use std::{
 
 use tokio::process::{Child, Command};
 
-use crate::eventually;
+use crate::{eventually, redis_connection};
 
 /// Ended when dropped.
 pub struct OwnRedis {
@@ -122,8 +122,13 @@ impl OwnRedis {
 
     /// Starts it again over what it left on disk.
     pub async fn start_again(&mut self) {
-        self.process = Self::spawn(&self.folder, &self.socket, self.port, &self.settings);
+        self.begin_again();
         self.answers().await;
+    }
+
+    /// Starts it again over what it left on disk, which it may take its time to load.
+    pub fn begin_again(&mut self) {
+        self.process = Self::spawn(&self.folder, &self.socket, self.port, &self.settings);
     }
 
     /// What it has on disk now.
@@ -156,10 +161,19 @@ impl OwnRedis {
     /// # Errors
     /// It is away or refuses.
     pub async fn query<T: redis::FromRedisValue>(&self, command: redis::Cmd) -> redis::RedisResult<T> {
-        let client = redis::Client::open(self.url(""))?;
-        // The driver's own limit, half a second, is short for a machine that runs all tests at once.
-        let patient = redis::AsyncConnectionConfig::new().set_response_timeout(Some(crate::PATIENCE));
-        let mut connection = client.get_multiplexed_async_connection_with_config(&patient).await?;
+        self.query_by("", command).await
+    }
+
+    /// Asks it one thing on a connection whose URL ends in `query`, which may hold a password.
+    ///
+    /// # Errors
+    /// It is away or refuses.
+    pub async fn query_by<T: redis::FromRedisValue>(
+        &self,
+        query: &str,
+        command: redis::Cmd,
+    ) -> redis::RedisResult<T> {
+        let mut connection = redis_connection(&self.url(query)).await?;
         command.query_async(&mut connection).await
     }
 

@@ -83,10 +83,15 @@ async fn a_flush_that_fails_leaves_plays_where_they_were_still_marked() {
 }
 
 async fn behind_a_proxy() -> (World, Proxy) {
+    behind_a_proxy_for(Duration::from_secs(10)).await
+}
+
+async fn behind_a_proxy_for(deadline: Duration) -> (World, Proxy) {
     let direct = world::settings().await;
     let proxy = Proxy::to(direct.postgres.url.expose()).await;
     let mut config = direct.clone();
     config.postgres.url = SecretUrl::new(proxy.by(direct.postgres.url.expose()));
+    config.postgres.deadline = deadline;
     (World::open(direct, config, SystemClock::start()).await, proxy)
 }
 
@@ -118,9 +123,15 @@ async fn while_the_database_is_away_plays_are_taken_and_totals_read_and_all_of_i
 
 #[tokio::test]
 async fn a_commit_whose_answer_was_lost_is_found_by_its_id() {
-    let (world, proxy) = behind_a_proxy().await;
+    for lost in [Way::CutAfter("commit\0"), Way::DeafAfter("commit\0")] {
+        a_commit_whose_answer_is(lost).await;
+    }
+}
+
+async fn a_commit_whose_answer_is(lost: Way) {
+    let (world, proxy) = behind_a_proxy_for(Duration::from_secs(3)).await;
     world.played("1", 5).await;
-    proxy.set(Way::CutAfter("commit\0"));
+    proxy.set(lost);
     assert!(matches!(world.flush(&video("1")).await, Err(StoreError::Unavailable { .. })));
     assert_eq!(world.views(&video("1")).await, 5, "it was committed");
     assert_eq!(world.delta("1").await, 5, "and nobody knows");

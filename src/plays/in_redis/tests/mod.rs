@@ -3,6 +3,7 @@
 
 mod away;
 mod conservation;
+mod cut;
 mod faults;
 mod flush;
 mod jobs;
@@ -10,6 +11,7 @@ mod ledger;
 mod read;
 mod record;
 mod scripts;
+mod trouble;
 mod viewers;
 mod witness;
 mod world;

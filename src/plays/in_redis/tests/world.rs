@@ -107,6 +107,13 @@ impl World {
         RedisPlays::open(&self.config, &self.redis, &self.postgres, &self.lifecycle)
     }
 
+    /// One more instance, which goes to the stores by other ways.
+    pub(super) async fn instance_by(&self, config: &Config, postgres: &Postgres) -> (Redis, Arc<RedisPlays>) {
+        let redis = redis_of(config, &self.clock, &self.lifecycle).await;
+        let plays = RedisPlays::open(config, &redis, postgres, &self.lifecycle);
+        (redis, plays)
+    }
+
     pub(super) fn connection(&self) -> Connection {
         self.direct.connection().unwrap()
     }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::health::HealthCheck as _;
 
 #[tokio::test]
 async fn a_play_that_its_row_refuses_fails_alone() {
@@ -52,6 +53,57 @@ async fn while_the_file_is_held_plays_fail_and_the_last_good_total_is_stale() {
     }
     assert_eq!(world.plays_of("film").await, Some(4));
     assert_eq!(good.plays, Some(1));
+}
+
+impl World {
+    /// Changes how the service's own connection may write.
+    async fn on_the_writer(&self, pragma: &'static str) {
+        let mut writer = self.sqlite.write().await.unwrap();
+        execute(&mut writer, pragma).await;
+        writer.commit().await.unwrap();
+    }
+
+    /// Plays until one is refused, and tells who that was and what was said.
+    async fn refused(&self) -> (String, StoreError) {
+        for viewer in 0..10_000 {
+            let viewer = format!("viewer-{viewer}");
+            if let Err(error) = self.plays.record(play("film", &viewer, "")).await {
+                return (viewer, error);
+            }
+        }
+        panic!("nothing is refused");
+    }
+}
+
+#[tokio::test]
+async fn with_the_disk_full_plays_are_refused_and_count_when_there_is_room_again() {
+    let world = World::new().await;
+    world.plays.record(play("film", "ann", "")).await.unwrap();
+    world.on_the_writer("pragma max_page_count = 1").await;
+    // A page that is there has room for a few more.
+    let (viewer, error) = world.refused().await;
+    assert!(error.is_transient() && error.to_string().contains("disk is full"), "{error}");
+    let counted = world.plays_of("film").await.unwrap();
+    world.on_the_writer("pragma max_page_count = 1000000").await;
+    let again = world.plays.record(play("film", &viewer, "")).await.unwrap();
+    assert_eq!(again, Recorded::Counted);
+    assert_eq!(world.plays_of("film").await, Some(counted + 1));
+    assert!(world.sqlite.check().await.failed.is_empty());
+}
+
+#[tokio::test]
+async fn a_file_that_is_read_only_refuses_plays_and_is_not_healthy() {
+    let world = World::new().await;
+    world.plays.record(play("film", "ann", "")).await.unwrap();
+    world.on_the_writer("pragma query_only = on").await;
+    let (_, error) = world.refused().await;
+    assert!(error.is_transient() && error.to_string().contains("readonly"), "{error}");
+    let failed = world.sqlite.check().await.failed;
+    assert!(failed.iter().any(|error| error.to_string().contains("readonly")), "{failed:?}");
+    assert_eq!(world.plays_of("film").await, Some(1));
+    let restarted = world.after_a_kill(settings()).await;
+    assert_eq!(restarted.plays.record(play("film", "viewer-0", "")).await.unwrap(), Recorded::Counted);
+    assert_eq!(restarted.plays_of("film").await, Some(2));
 }
 
 #[tokio::test]
