@@ -11,7 +11,7 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
 
-/// How long the end of a killed process is waited for when this run ends.
+/// How long the end of a process is waited for when this run ends.
 const LAST_WAIT: Duration = Duration::from_secs(5);
 
 /// A process and the processes it started.
@@ -72,15 +72,20 @@ impl Process {
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
         line.trim().strip_suffix("kB")?.trim().parse().ok()
     }
-}
 
-impl Drop for Process {
-    fn drop(&mut self) {
-        self.signal(Signal::KILL);
+    /// Sends it a signal, and blocks until it is gone or doesn't seem to go.
+    pub(crate) fn end_now(&mut self, signal: Signal) {
+        self.signal(signal);
         let until = Instant::now() + LAST_WAIT;
         while self.has_ended().is_none() && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.end_now(Signal::KILL);
     }
 }
 

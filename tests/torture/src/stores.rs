@@ -210,6 +210,14 @@ impl Postgres {
     }
 }
 
+impl Drop for Postgres {
+    /// Killed, it would leave shared memory behind; all of its processes take this for a reason to go.
+    fn drop(&mut self) {
+        self.process.signal(Signal::CONT);
+        self.process.end_now(Signal::QUIT);
+    }
+}
+
 impl Place {
     fn log(&self) -> PathBuf {
         self.folder.join("postgres.log")
