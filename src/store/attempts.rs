@@ -10,12 +10,17 @@ use futures::{StreamExt as _, stream::FuturesUnordered};
 /// How long an attempt is alone.
 const NEXT_AFTER: Duration = Duration::from_millis(500);
 
-/// Makes one attempt, and another each half second while none has ended; the first that ends decides.
-/// An attempt must end by itself.
+/// Attempts under way at a time: on a server that is only slow each is one more handshake.
+const MOST: usize = 4;
+
+/// Makes one attempt, and another each half second while none has ended, but not more than [`MOST`] at
+/// a time; the first that ends decides. An attempt must end by itself.
 pub(super) async fn first_to_end<T, F: Future<Output = T>>(attempt: impl Fn() -> F) -> T {
     let mut under_way = FuturesUnordered::new();
     loop {
-        under_way.push(attempt());
+        if under_way.len() < MOST {
+            under_way.push(attempt());
+        }
         if let Ok(Some(ended)) = tokio::time::timeout(NEXT_AFTER, under_way.next()).await {
             return ended;
         }

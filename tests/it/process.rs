@@ -20,7 +20,7 @@ fn headcount(arguments: &[&str], variables: &[(&str, &str)]) -> Command {
     command
 }
 
-async fn ran(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
+pub async fn ran(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
     let output = headcount(arguments, variables).output();
     tokio::time::timeout(LONG, output).await.expect("it ends").unwrap()
 }

@@ -93,6 +93,12 @@ impl World {
         world
     }
 
+    /// Ends this instance's tasks and their connections; what is in the stores stays.
+    pub async fn stop(&self) {
+        self.lifecycle.stop();
+        self.lifecycle.run().await;
+    }
+
     /// Another instance over the same data, with the same clock.
     pub async fn another(&self) -> Self {
         self.another_with(|_| {}).await
@@ -115,8 +121,7 @@ impl World {
         for job in &self.stores.jobs {
             job.finish().await;
         }
-        self.lifecycle.stop();
-        self.lifecycle.run().await;
+        self.stop().await;
         let Self { stores, clock, config, folder, .. } = self;
         drop(stores);
         Drained { clock, config, folder }

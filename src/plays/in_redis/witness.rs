@@ -21,7 +21,8 @@ use super::{
     unanswered::Unanswered,
 };
 use crate::{
-    error::StoreError,
+    error::{Part, StoreError},
+    failpoint,
     ids::{PARTITIONS, Partition},
     jobs::Job,
     store::redis::Redis,
@@ -108,7 +109,8 @@ impl Witness {
             if reports.is_empty() {
                 break;
             }
-            let done = self.books.report(reported.instance, &reports).await?;
+            let reporting = self.books.report(reported.instance, &reports);
+            let done = failpoint::step("witness.report", Part::Postgres, reporting).await?;
             let mut folded = false;
             for Report { partition, .. } in reports {
                 let index = partition.index();

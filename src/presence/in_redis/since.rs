@@ -25,6 +25,9 @@ use crate::{
 /// Reads and, where it must, writes a partition's stamp.
 pub(crate) static SINCE: LuaScript = LuaScript::new("since", include_str!("../lua/since.lua"));
 
+/// How long a start waits to be told whether this deployment is new; nobody is served meanwhile.
+const LONGEST_QUESTION: Duration = Duration::from_secs(2);
+
 /// A partition's stamp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Since {
@@ -161,7 +164,11 @@ impl Stamper {
     /// Where that can't be found out they are not believed, which costs a while of doubt.
     async fn are_mistaken(&self, beginnings: &[(Partition, Since)]) -> bool {
         match beginnings.iter().map(|(_, stamp)| stamp.at).min() {
-            Some(oldest) => self.history.reaches_before(oldest).await.unwrap_or(true),
+            Some(oldest) => {
+                let asked = self.history.reaches_before(oldest);
+                let told = tokio::time::timeout(LONGEST_QUESTION, asked).await;
+                !matches!(told, Ok(Ok(false)))
+            }
             None => false,
         }
     }

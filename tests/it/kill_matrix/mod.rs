@@ -15,7 +15,7 @@ use self::deployment::{Deployment, Living};
 use crate::process::Service;
 
 /// Steps of taking plays and beats.
-const RECORD: &[&str] = &["record.send", "beats.write"];
+const RECORD: &[&str] = &["record.send", "witness.report", "beats.write"];
 
 /// Steps of a flush.
 const FLUSH: &[&str] = &[
@@ -26,6 +26,7 @@ const FLUSH: &[&str] = &[
     "flush.note",
     "flush.add",
     "flush.add_days",
+    "flush.adopt",
     "flush.refuse",
     "flush.read",
     "flush.commit",
@@ -124,6 +125,7 @@ async fn survive(deployment: &Deployment, step: &'static str, fault: &'static st
 
     if let Some(asleep) = asleep {
         asleep.wakes().await;
+        let since = deployment.now().await;
         // What it had begun goes on now, on what others have long brought to its end.
         deployment.becomes_exact(&asleep.public, since, step, fault).await;
         drained(asleep, step, fault).await;

@@ -3,6 +3,9 @@
 //! A batch is applied together with its id in one transaction, so it can be brought again at any time
 //! by anyone and is added once. Plays are only ever added: no statement here writes an absolute total.
 
+mod batches;
+mod sketches;
+
 use std::collections::{HashMap, HashSet};
 
 use chrono::NaiveDate;
@@ -19,19 +22,6 @@ use crate::{
 
 /// How often a batch that met another transaction is tried before the flush gives up for this time.
 const TRIES: usize = 5;
-
-/// Deletes batch ids that no flusher can bring any more; the newest of each partition may still be
-/// in Redis, however long ago it was.
-const FORGET: &str = "delete from play_batch where id in (
-    select id from play_batch as old
-    where applied_at < now() - interval '7 days' and exists (
-        select from play_batch as newer where newer.partition = old.partition
-            and (newer.applied_at, newer.id) > (old.applied_at, old.id))
-    limit 1000)";
-
-/// What [`FORGET`] deletes at most, and how often it runs in one go.
-const FORGOTTEN_AT_ONCE: u64 = 1_000;
-const FORGOTTEN_STEPS: usize = 50;
 
 /// Plays on their way to the database.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -186,84 +176,6 @@ impl Ledger {
         let facts = |(views, unique_viewers, batch_counted)| Facts { views, unique_viewers, batch_counted };
         Ok(rows.into_iter().map(facts).collect())
     }
-
-    /// The sketches of unique viewers of those of `videos` that have one.
-    ///
-    /// # Errors
-    /// The database is away.
-    pub async fn sketches(&self, videos: &[VideoId]) -> Result<Vec<(VideoId, Vec<u8>)>, StoreError> {
-        let ids: Vec<&str> = videos.iter().map(VideoId::as_str).collect();
-        let sketches = "select video_id, viewer_sketch from videos
-            where video_id = any($1) and viewer_sketch is not null";
-        let rows: Vec<(String, Vec<u8>)> =
-            self.postgres.fetch_all(Lane::Flush, sqlx::query_as(sketches).bind(ids)).await?;
-        rows.into_iter().map(|(video, sketch)| Ok((video_of(&video)?, sketch))).collect()
-    }
-
-    /// Keeps the sketches of unique viewers and their counts; answers those that were kept. One that
-    /// counts fewer viewers than are known is not: it lacks what the database has.
-    ///
-    /// # Errors
-    /// The database is away.
-    pub async fn keep_sketches(
-        &self,
-        sketches: &[(VideoId, i64, Vec<u8>)],
-    ) -> Result<HashSet<VideoId>, StoreError> {
-        let videos: Vec<&str> = sketches.iter().map(|(video, ..)| video.as_str()).collect();
-        let counts: Vec<i64> = sketches.iter().map(|(_, count, _)| *count).collect();
-        let bytes: Vec<&[u8]> = sketches.iter().map(|(.., bytes)| bytes.as_slice()).collect();
-        // The rows are locked in the order in which a flush locks them.
-        let keep = "with locked as materialized (
-                select video_id from videos where video_id = any($1) order by video_id for update
-            )
-            update videos set viewer_sketch = fresh.sketch, unique_viewers = fresh.viewers
-            from locked, unnest($1::text[], $2::bigint[], $3::bytea[]) as fresh(video_id, viewers, sketch)
-            where videos.video_id = locked.video_id and fresh.video_id = locked.video_id
-                and fresh.viewers >= coalesce(videos.unique_viewers, 0)
-            returning videos.video_id";
-        let query = sqlx::query_as(keep).bind(videos).bind(counts).bind(bytes);
-        let rows: Vec<(String,)> = self.postgres.fetch_all(Lane::Flush, query).await?;
-        rows.iter().map(|(video,)| video_of(video)).collect()
-    }
-
-    /// Whether a batch was added well before `at`. A minute is for clocks that differ: this server's
-    /// and the one that told `at`.
-    ///
-    /// # Errors
-    /// The database is away.
-    pub async fn had_batches_before(&self, at: Timestamp) -> Result<bool, StoreError> {
-        let had = "select to_regclass('play_batch') is not null";
-        let tables: Vec<(bool,)> = self.postgres.fetch_all(Lane::Reads, sqlx::query_as(had)).await?;
-        if tables != [(true,)] {
-            return Ok(false);
-        }
-        let had = "select exists (select from generate_series(0, 15) as partitions(number) where exists (
-            select from play_batch
-            where partition = number and applied_at < to_timestamp($1) - interval '1 minute'))";
-        #[expect(clippy::cast_precision_loss, reason = "seconds are far below 2^52")]
-        let had = sqlx::query_as(had).bind(at.secs() as f64);
-        let had: Vec<(bool,)> = self.postgres.fetch_all(Lane::Reads, had).await?;
-        Ok(had == [(true,)])
-    }
-
-    /// Deletes batch ids older than seven days, the newest of each partition excepted: a batch that
-    /// waits in Redis that long is still known. Answers how many.
-    ///
-    /// # Errors
-    /// The database is away.
-    pub async fn forget_batches(&self) -> Result<u64, StoreError> {
-        let mut forgotten = 0;
-        for _ in 0..FORGOTTEN_STEPS {
-            let mut session = self.postgres.session(Lane::Flush).await?;
-            let deleted = session.execute(sqlx::query(FORGET)).await?;
-            session.end().await?;
-            forgotten += deleted;
-            if deleted < FORGOTTEN_AT_ONCE {
-                break;
-            }
-        }
-        Ok(forgotten)
-    }
 }
 
 /// Adds plays that are sorted by video: two transactions then lock rows in the same order.
@@ -306,7 +218,8 @@ async fn adopt<'a>(
         insert into play_adjustment (partition, plays, kind, reason)
         select $1, sum(before), 'imported', 'rows that were there before the plays'
         from adopted having sum(before) > 0";
-    session.execute(sqlx::query(adopt).bind(partition).bind(videos).bind(plays)).await?;
+    let adopting = session.execute(sqlx::query(adopt).bind(partition).bind(videos).bind(plays));
+    failpoint::step("flush.adopt", Part::Postgres, adopting).await?;
     Ok(())
 }
 
