@@ -29,8 +29,9 @@ pub(super) struct Facts {
     pub(super) prepared: Option<Answer<()>>,
 }
 
-/// The oldest that is still tested.
-const OLDEST: u32 = 130_000;
+/// The first that reads a stretch of a table by its place in the file. In an older one each step of an
+/// audit would read the whole table.
+const OLDEST: u32 = 140_000;
 
 pub(super) fn judge(facts: &Facts, settings: &config::Postgres) -> Vec<Finding> {
     vec![
@@ -47,8 +48,8 @@ fn version(facts: &Facts) -> Finding {
     const CHECK: &str = "postgres version";
     match &facts.version {
         Ok((number, text)) if *number >= OLDEST => Finding::ok(CHECK, format!("PostgreSQL {text}")),
-        Ok((_, text)) => Finding::problem(CHECK, format!("PostgreSQL {text}"), "use PostgreSQL 13 or later"),
-        Err(reason) => Finding::unknown(CHECK, reason.clone(), "see that it is PostgreSQL 13 or later"),
+        Ok((_, text)) => Finding::problem(CHECK, format!("PostgreSQL {text}"), "use PostgreSQL 14 or later"),
+        Err(reason) => Finding::unknown(CHECK, reason.clone(), "see that it is PostgreSQL 14 or later"),
     }
 }
 

@@ -248,7 +248,8 @@ fn a_postgres_set_up_well_is_ok_in_everything() {
 fn each_fault_of_a_postgres_is_found() {
     type Change = fn(&mut postgres::Facts, &mut config::Postgres);
     let cases: &[(&str, Verdict, Change)] = &[
-        ("postgres version", Verdict::Problem, |facts, _| facts.version = Ok((120_018, "12.18".to_owned()))),
+        ("postgres version", Verdict::Problem, |facts, _| facts.version = Ok((130_022, "13.22".to_owned()))),
+        ("postgres version", Verdict::Ok, |facts, _| facts.version = Ok((140_000, "14.0".to_owned()))),
         ("postgres version", Verdict::Ok, |facts, _| facts.version = Ok((180_000, "18.0".to_owned()))),
         ("postgres role", Verdict::Problem, |facts, _| facts.standby = Ok(true)),
         ("postgres role", Verdict::Problem, |facts, _| facts.read_only = Ok(true)),

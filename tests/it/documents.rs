@@ -2,19 +2,63 @@
 
 use std::{collections::BTreeSet, path::Path};
 
-/// Every function of the sources.
-fn functions(folder: &Path, found: &mut BTreeSet<String>) {
+/// Every test of the sources.
+fn tests(folder: &Path, found: &mut BTreeSet<String>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            functions(&path, found);
+            tests(&path, found);
         } else if path.extension().is_some_and(|extension| extension == "rs") {
             let text = std::fs::read_to_string(path).unwrap();
-            found.extend(
-                text.split("fn ").skip(1).filter_map(|rest| Some(rest.split_once('(')?.0.to_owned())),
-            );
+            found.extend(marked(&text));
+            found.extend(laws(&text));
         }
     }
+}
+
+/// Functions that an attribute makes a test of, and that no other leaves out.
+fn marked(text: &str) -> impl Iterator<Item = String> {
+    let (mut is_test, mut is_left_out) = (false, false);
+    text.lines().filter_map(move |line| {
+        let line = line.trim();
+        is_test |= line == "#[test]" || line.starts_with("#[tokio::test");
+        is_left_out |= line.starts_with("#[ignore");
+        let (start, rest) = line.split_once("fn ")?;
+        if !start.split_whitespace().all(|word| matches!(word, "pub" | "async")) {
+            return None;
+        }
+        let is_one = std::mem::take(&mut is_test) && !std::mem::take(&mut is_left_out);
+        is_one.then(|| rest.split(['(', '<']).next().map(str::to_owned))?
+    })
+}
+
+/// Functions that the macro makes a test of for each backend.
+fn laws(text: &str) -> impl Iterator<Item = String> {
+    let lists = text.split("on_both_backends!(").skip(1).filter_map(|rest| Some(rest.split_once(')')?.0));
+    lists.flat_map(|list| list.split(',')).map(|law| law.trim().to_owned())
+}
+
+#[test]
+fn only_what_is_run_is_taken_for_a_test() {
+    let text = "
+        on_both_backends!(
+            a_law,
+        );
+        async fn a_law(world: World) {}
+        fn helper() {}
+        #[test]
+        fn plain() {}
+        fn after_it() {}
+        /// With a reason.
+        #[tokio::test(flavor = \"multi_thread\")]
+        #[cfg(unix)]
+        async fn with_servers() {}
+        #[test]
+        #[ignore]
+        fn left_out() {}
+    ";
+    let found: Vec<String> = marked(text).chain(laws(text)).filter(|name| !name.is_empty()).collect();
+    assert_eq!(found, ["plain", "with_servers", "a_law"]);
 }
 
 #[test]
@@ -22,7 +66,7 @@ fn each_line_of_the_table_of_troubles_names_tests_and_there_are_those_tests() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut known = BTreeSet::new();
     for folder in ["src", "tests"] {
-        functions(&root.join(folder), &mut known);
+        tests(&root.join(folder), &mut known);
     }
     let text = std::fs::read_to_string(root.join("docs/trouble.md")).unwrap();
     let rows = text.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| ---"));

@@ -1,5 +1,12 @@
 //! What each setting of durability is worth: replicas that lag and are promoted, a Redis that comes back
-//! with an older file. README.md, "Losing Redis", is held to these.
+//! with an older file.
+//!
+//! Of the table in README.md, "Losing Redis", these are tested here: what is counted twice over a failover
+//! with `redis.wait_replicas` and without, that with `plays.wait` it forgets nothing that was acknowledged,
+//! and that after a power cut (an older file put back) nothing is counted twice where less than
+//! `redis.batch_min_age` is forgotten, and is where more is, as from a backup. How much a server forgets by
+//! its `appendfsync` or its snapshots is Redis's own promise, which no test here cuts the power to see. The
+//! lost disk is in `redis_trouble_data.rs`.
 
 use std::path::Path;
 
