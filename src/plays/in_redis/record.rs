@@ -27,7 +27,7 @@ pub(super) static RECORD: LuaScript = LuaScript::new("record", include_str!("../
 /// Plays in one call of the script, which blocks Redis for 10 to 15 µs each.
 const AT_ONCE: usize = 300;
 
-/// Plays remembered here as counted, about 100 bytes each.
+/// Plays remembered here as counted, about 400 bytes each.
 const COUNTED: u64 = 100_000;
 
 /// For how long the mark behind plays that wait for replicas stays; it is for nobody to read.

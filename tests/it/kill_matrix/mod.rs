@@ -119,14 +119,15 @@ async fn survive(deployment: &Deployment, step: &'static str, fault: &'static st
         (survivor, asleep)
     };
     let ((), (survivor, asleep)) = tokio::join!(audience, follow);
-    deployment.becomes_exact(&survivor.public, step, fault).await;
+    let since = deployment.now().await;
+    deployment.becomes_exact(&survivor.public, since, step, fault).await;
 
     if let Some(asleep) = asleep {
         asleep.wakes().await;
         // What it had begun goes on now, on what others have long brought to its end.
-        deployment.becomes_exact(&asleep.public, step, fault).await;
+        deployment.becomes_exact(&asleep.public, since, step, fault).await;
         drained(asleep, step, fault).await;
-        deployment.becomes_exact(&survivor.public, step, fault).await;
+        deployment.becomes_exact(&survivor.public, since, step, fault).await;
     }
     drained(survivor, step, fault).await;
     deployment.is_exact(step, fault).await;
@@ -179,7 +180,7 @@ async fn no_fault_in_a_drain_loses_or_doubles_a_play() {
             };
             assert_eq!(code, wanted, "{boundary} {fault}:\n{log}");
             let next = deployment.start("").await;
-            deployment.becomes_exact(&next.public, boundary, fault).await;
+            deployment.becomes_exact(&next.public, 0, boundary, fault).await;
             drained(next, boundary, fault).await;
             deployment.is_exact(boundary, fault).await;
         }
