@@ -33,7 +33,7 @@ struct Entry {
     generation: u64,
     /// The last answer and when it was asked for.
     answer: Option<(PlayCount, Duration)>,
-    /// The last number the store vouched for, and when that was asked for.
+    /// The largest number the store vouched for lately, and when it was last heard.
     good: Option<(PlayCount, Duration)>,
     /// A refresh under way, of this generation.
     refresh: Option<watch::Receiver<Option<PlayCount>>>,
@@ -129,20 +129,23 @@ impl Shown {
         let good = entry.good.filter(|(_, at)| now.saturating_sub(*at) <= self.window);
         let answer = match (found, good) {
             (Some(found), Some((good, at))) if Some(found.plays) < good.plays => {
-                // A read that began later has overtaken this one; otherwise the store has gone back.
+                // What was heard after this read began has overtaken it; else the store has gone back.
                 let stale = at < began;
                 PlayCount { stale, ..good }
             }
             (Some(found), good) => {
-                let known = good.and_then(|(good, _)| good.unique_viewers);
+                // A read that began earlier and took longer may know more than one that is over already:
+                // totals only grow, so the larger number is the later one.
+                let good = good.map(|(good, _)| good);
                 let answer = PlayCount {
                     plays: Some(found.plays),
-                    unique_viewers: found.unique_viewers.max(known),
-                    as_of: Some(as_of),
+                    unique_viewers: found.unique_viewers.max(good.and_then(|good| good.unique_viewers)),
+                    as_of: Some(as_of).max(good.and_then(|good| good.as_of)),
                     stale: false,
                 };
-                if good.is_none_or(|(_, at)| at <= began) {
-                    entry.good = Some((answer, began));
+                entry.good = Some((answer, now));
+                if entry.answer.is_some_and(|(kept, _)| kept.plays < answer.plays) {
+                    entry.answer = None;
                 }
                 answer
             }
@@ -264,6 +267,21 @@ mod tests {
         let told = shown.finish(before, Some(found(5)));
         assert_eq!((told.plays, told.stale), (Some(6), false));
         assert_eq!(known(&shown, &video), Some(6));
+    }
+
+    #[test]
+    fn an_overtaken_read_that_ends_last_and_knows_more_isnt_taken_back() {
+        let (clock, shown, video) = shown();
+        let slow = asked(&shown, &video);
+        clock.advance(Duration::from_millis(5));
+        shown.changed(&video);
+        shown.finish(asked(&shown, &video), Some(found(5)));
+        assert_eq!(known(&shown, &video), Some(5));
+        // Plays came in, and the slow read saw them.
+        assert_eq!(shown.finish(slow, Some(found(8))).plays, Some(8));
+        assert_eq!(known(&shown, &video), None, "5 is over");
+        let told = shown.finish(asked(&shown, &video), None);
+        assert_eq!((told.plays, told.stale), (Some(8), true));
     }
 
     #[test]
