@@ -58,6 +58,10 @@ const fn fault(name: &'static str, weight: u32, lasts: RangeInclusive<u32>, deed
     Fault { name, weight, lasts, deed }
 }
 
+/// By how much each piece of what is asked or answered is late: the service waits for it, or not always.
+const SLOW: Duration = Duration::from_millis(40);
+const TOO_SLOW: Duration = Duration::from_millis(400);
+
 /// What there is. Deadlines are 500 ms (Redis) and 2 s (Postgres), the flush's lock lasts 10 s: some
 /// of everything is shorter and longer.
 pub(crate) const FAULTS: &[Fault] = &[
@@ -84,9 +88,15 @@ pub(crate) const FAULTS: &[Fault] = &[
     fault("way to redis cut", 4, 50..=4_000, Deed::BreakWayToRedis(Way::Cut)),
     fault("way to redis stalled", 4, 100..=4_000, Deed::BreakWayToRedis(Way::Stalled)),
     fault("answers of redis lost", 7, 50..=2_000, Deed::BreakWayToRedis(Way::Deaf)),
+    fault("way to redis slow", 3, 200..=5_000, Deed::BreakWayToRedis(Way::Late(SLOW))),
+    fault("way to redis too slow", 3, 200..=5_000, Deed::BreakWayToRedis(Way::Late(TOO_SLOW))),
+    fault("way to redis dark", 2, 200..=4_000, Deed::BreakWayToRedis(Way::Dark)),
     fault("way to postgres cut", 4, 50..=4_000, Deed::BreakWayToPostgres(Way::Cut)),
     fault("way to postgres stalled", 4, 100..=5_000, Deed::BreakWayToPostgres(Way::Stalled)),
     fault("answers of postgres lost", 7, 100..=4_000, Deed::BreakWayToPostgres(Way::Deaf)),
+    fault("way to postgres slow", 3, 200..=5_000, Deed::BreakWayToPostgres(Way::Late(SLOW))),
+    fault("way to postgres too slow", 3, 200..=5_000, Deed::BreakWayToPostgres(Way::Late(TOO_SLOW))),
+    fault("way to postgres dark", 2, 200..=5_000, Deed::BreakWayToPostgres(Way::Dark)),
 ];
 
 /// One fault as drawn.
