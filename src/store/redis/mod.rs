@@ -156,7 +156,9 @@ impl Redis {
         let keeper = self.clone();
         let stopping = lifecycle.stopping(Phase::Links);
         let name = if self.shared.beside { "redis-link-beside" } else { "redis-link" };
+        let dismiss = DismissGreeters(self.shared.clone());
         lifecycle.spawn(Phase::Links, name, async move {
+            let _at_the_end = dismiss;
             stopping.run_until_cancelled(keeper.keep()).await;
         });
     }
@@ -200,6 +202,17 @@ impl Redis {
     pub fn since_long_outage(&self) -> Option<Duration> {
         let over = self.shared.outage_over.load(Ordering::Relaxed).checked_sub(1)?;
         Some(self.shared.clock.monotonic().saturating_sub(Duration::from_millis(over)))
+    }
+}
+
+/// Whoever greets holds the way to Redis, which holds it: dropped with the task that keeps the way, or
+/// neither would ever be.
+struct DismissGreeters(Arc<Shared>);
+
+impl Drop for DismissGreeters {
+    fn drop(&mut self) {
+        let greeters = std::mem::take(&mut *self.0.greeters.lock());
+        drop(greeters);
     }
 }
 
