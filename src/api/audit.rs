@@ -144,7 +144,9 @@ pub fn audit_json(audited: &Audited) -> String {
     ),
 )]
 pub(super) async fn read(State(api): State<Arc<Api>>) -> Result<Answer<ConservationAnswer>, ApiError> {
-    let audited = api.audit.read().await.map_err(|error| match error {
+    // A look may take longer than the service has to stop.
+    let looked = api.draining.run_until_cancelled(api.audit.read()).await.ok_or(ApiError::Draining)?;
+    let audited = looked.map_err(|error| match error {
         StoreError::Unexpected { .. } => ApiError::from(error),
         away => ApiError::NotReady { parts: vec![away.part().name()], what: brief(&away) },
     })?;

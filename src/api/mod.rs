@@ -56,6 +56,9 @@ const SINGLE_BODY: usize = 4 * 1024;
 /// The body of a batch: 1,000 beats of the longest ids fit.
 const BATCH_BODY: usize = 512 * 1024;
 
+/// How long an operator waits for a look at all videos.
+const LONGEST_AUDIT: Duration = Duration::from_secs(300);
+
 /// What the API works on.
 pub struct Parts {
     /// Who is watching.
@@ -96,7 +99,8 @@ impl AppState {
             videos: parts.videos,
             audit: parts.audit,
             jobs: parts.jobs,
-            readiness: Readiness::new(parts.health, parts.clock, parts.draining),
+            readiness: Readiness::new(parts.health, parts.clock, parts.draining.clone()),
+            draining: parts.draining,
             identity: parts.identity,
             window: parts.window,
             request_timeout: parts.request_timeout,
@@ -114,6 +118,7 @@ struct Api {
     audit: Arc<Audit>,
     jobs: Watch,
     readiness: Readiness,
+    draining: CancellationToken,
     identity: Identity,
     window: Duration,
     request_timeout: Duration,
@@ -136,6 +141,8 @@ impl Api {
 struct Group {
     /// The longest body they take, in bytes.
     body_limit: usize,
+    /// How long they may take, where that is longer than any other request.
+    timeout: Option<Duration>,
     routes: Vec<(&'static str, MethodRouter<Arc<Api>>)>,
 }
 
@@ -155,27 +162,31 @@ fn public_routes() -> [Group; 4] {
         ("/api/videos/top", get(top::top)),
     ];
     [
-        Group { body_limit: SINGLE_BODY, routes: players },
-        Group { body_limit: BATCH_BODY, routes: gateways },
-        Group { body_limit: BATCH_BODY, routes: pages },
+        Group { body_limit: SINGLE_BODY, timeout: None, routes: players },
+        Group { body_limit: BATCH_BODY, timeout: None, routes: gateways },
+        Group { body_limit: BATCH_BODY, timeout: None, routes: pages },
         probes(),
     ]
 }
 
 /// What is for operators only.
-fn operators_routes(metrics: Render) -> [Group; 2] {
+fn operators_routes(metrics: Render) -> [Group; 3] {
     let pages = vec![
         ("/metrics", get(metrics::scrape).layer::<_, Infallible>(Extension(metrics))),
         ("/openapi.json", get(openapi::json)),
-        ("/audit", get(audit::read)),
     ];
-    [probes(), Group { body_limit: SINGLE_BODY, routes: pages }]
+    let slow = vec![("/audit", get(audit::read))];
+    [
+        probes(),
+        Group { body_limit: SINGLE_BODY, timeout: None, routes: pages },
+        Group { body_limit: SINGLE_BODY, timeout: Some(LONGEST_AUDIT), routes: slow },
+    ]
 }
 
 /// On both listeners: a balancer may reach only one of them.
 fn probes() -> Group {
     let routes = vec![("/livez", get(health::live)), ("/readyz", get(health::ready))];
-    Group { body_limit: SINGLE_BODY, routes }
+    Group { body_limit: SINGLE_BODY, timeout: None, routes }
 }
 
 /// The routes of the public listener.
@@ -193,14 +204,18 @@ pub fn operators(state: AppState, metrics: Arc<dyn Fn() -> String + Send + Sync>
 /// Puts an [`Edge`] around every route, and around what is no route.
 fn router(groups: impl IntoIterator<Item = Group>, api: Arc<Api>) -> Router {
     let failures = Arc::new(FailureLog::new());
-    let edge = |route, body_limit| Edge::new(route, body_limit, api.request_timeout, failures.clone());
+    let edge = |route, body_limit, timeout: Option<Duration>| {
+        let timeout = timeout.unwrap_or_default().max(api.request_timeout);
+        Edge::new(route, body_limit, timeout, failures.clone())
+    };
     let mut router = Router::new();
-    for Group { body_limit, routes } in groups {
+    for Group { body_limit, timeout, routes } in groups {
         for (path, methods) in routes {
-            router = router.route(path, methods.fallback(method_not_allowed).layer(edge(path, body_limit)));
+            let edge = edge(path, body_limit, timeout);
+            router = router.route(path, methods.fallback(method_not_allowed).layer(edge));
         }
     }
-    router.fallback_service(any(not_found).layer(edge("other", SINGLE_BODY))).with_state(api)
+    router.fallback_service(any(not_found).layer(edge("other", SINGLE_BODY, None))).with_state(api)
 }
 
 async fn method_not_allowed() -> ApiError {

@@ -1,5 +1,7 @@
 //! `/audit`, on the operators' listener only.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
 use super::{Reply, World, request};
@@ -74,4 +76,17 @@ async fn a_store_that_is_away_is_named() {
 #[tokio::test]
 async fn it_isnt_public() {
     World::new().get("/audit").await.refused(404, "not_found");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_look_may_take_longer_than_any_other_request_and_ends_when_the_service_stops() {
+    let world = World::new();
+    *world.books.takes.lock() = Duration::from_secs(120);
+    assert_eq!(audit(&world).await.status, 200);
+    *world.books.takes.lock() = Duration::from_secs(3_600);
+    let began = tokio::time::Instant::now();
+    audit(&world).await.refused(503, "timeout");
+    assert_eq!(began.elapsed().as_secs(), 300);
+    let (answer, ()) = tokio::join!(audit(&world), async { world.draining.cancel() });
+    answer.refused(503, "draining");
 }

@@ -195,17 +195,20 @@ impl HealthCheck for FakeHealth {
 /// Books in which it is written what they are told.
 pub(super) struct FakeBooks {
     pub(super) found: Mutex<Result<Reading, StoreError>>,
+    pub(super) takes: Mutex<std::time::Duration>,
 }
 
 impl Default for FakeBooks {
     fn default() -> Self {
-        Self { found: Mutex::new(Ok([Some(Terms::default()); PARTITIONS as usize])) }
+        Self { found: Mutex::new(Ok([Some(Terms::default()); PARTITIONS as usize])), takes: Mutex::default() }
     }
 }
 
 #[async_trait]
 impl Books for FakeBooks {
     async fn read(&self) -> Result<Reading, StoreError> {
+        let takes = *self.takes.lock();
+        tokio::time::sleep(takes).await;
         self.found.lock().clone()
     }
 

@@ -1,6 +1,12 @@
 //! Exports the difference of each partition.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use tokio::time::Instant;
@@ -15,19 +21,24 @@ const EVERY: Duration = Duration::from_secs(60);
 /// take Postgres about half a second on a busy machine, so it is once a minute up to about that many.
 const SHARE: u32 = 100;
 
+/// A look that takes longer is given up: a job that takes too long looks stuck.
+const LONGEST: Duration = Duration::from_secs(60);
+
 /// The job "audit".
 pub struct AuditJob {
     audit: Arc<Audit>,
     /// This instance's own part of a period, between 0 and 1, so that instances started together
     /// don't all come at once.
     phase: f64,
+    /// Whether the last look was given up, which is told when it begins and ends.
+    too_long: AtomicBool,
 }
 
 impl AuditJob {
     /// Over this audit.
     #[must_use]
     pub fn new(audit: Arc<Audit>, phase: f64) -> Self {
-        Self { audit, phase }
+        Self { audit, phase, too_long: AtomicBool::new(false) }
     }
 }
 
@@ -47,7 +58,22 @@ impl Job for AuditJob {
 
     async fn run(&self) -> Result<Option<Duration>, StoreError> {
         let began = Instant::now();
-        let audited = match self.audit.read().await {
+        let looked = tokio::time::timeout(LONGEST, self.audit.read()).await;
+        let was_too_long = self.too_long.swap(looked.is_err(), Ordering::Relaxed);
+        let Ok(looked) = looked else {
+            metrics::counter!("headcount_job_failures_total", "task" => self.name()).increment(1);
+            if !was_too_long {
+                tracing::warn!(
+                    "the audit isn't done within {} s and will be tried on; GET /audit waits longer for it",
+                    LONGEST.as_secs()
+                );
+            }
+            return Ok(Some(began.elapsed() * SHARE));
+        };
+        if was_too_long {
+            tracing::info!("the audit is done in time again");
+        }
+        let audited = match looked {
             Ok(audited) => audited,
             // That a store is away is told by who keeps the way to it. The gauges stay as they were
             // when they were last known.

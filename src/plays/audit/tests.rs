@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::sync::Semaphore;
 
 use super::*;
-use crate::clock::ManualClock;
+use crate::{clock::ManualClock, jobs::Job as _};
 
 /// Books that answer when they are let.
 struct Slow {
@@ -62,4 +62,24 @@ fn a_loss_in_one_partition_is_not_made_up_for_by_another_and_sums_are_whole_or_n
     audited.partitions[2] = None;
     assert_eq!(audited.totals(), None);
     assert_eq!(audited.unverified().map(Partition::index).collect::<Vec<_>>(), [2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_look_of_the_job_that_takes_too_long_is_given_up_and_told_when_that_begins_and_ends() {
+    let books = Arc::new(Slow { reads: AtomicUsize::new(0), let_through: Semaphore::new(0) });
+    let job = AuditJob::new(Audit::new(books.clone(), ManualClock::at(Timestamp::from_secs(1))), 0.0);
+    let lines = crate::telemetry::capture();
+    for looks in 1..=2 {
+        let began = tokio::time::Instant::now();
+        assert!(job.run().await.is_ok());
+        assert_eq!(began.elapsed().as_secs(), 60);
+        assert_eq!(books.reads.load(Ordering::SeqCst), looks);
+    }
+    books.let_through.add_permits(2);
+    for _ in 0..2 {
+        assert!(job.run().await.is_ok());
+    }
+    let told = lines.text();
+    assert_eq!(told.matches("isn't done within 60 s").count(), 1, "{told}");
+    assert_eq!(told.matches("is done in time again").count(), 1, "{told}");
 }

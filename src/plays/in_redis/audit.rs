@@ -1,10 +1,11 @@
 //! Reads the books of Redis and Postgres together, though plays move from the one to the other
 //! meanwhile.
 //!
-//! (R1) look at each partition's batch at hand and at the last settled one; (R2) read all sums and
-//! whether those batches are in them, of one moment; (R3) add up the plays that wait, and look whether
-//! the batches are still those of R1: if one moved, the partition is read again. What was witnessed is
-//! read before the plays that wait: plays that come meanwhile can't look lost.
+//! (R1) look at each partition's batch at hand and at the last settled one; (R2) read what is written
+//! down, and whether those batches are in the totals, of one moment; (R3) add up the plays that wait,
+//! and look whether the batches are still those of R1: what moved is read again. Only then (R4) add up
+//! all videos, which takes long, of the moment of R2: plays that move meanwhile make no difference.
+//! What was witnessed is read before the plays that wait: plays that come meanwhile can't look lost.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -14,7 +15,7 @@ use uuid::Uuid;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::{
-    books::{Books, Rows},
+    books::{Books, Moment, Rows},
     witness::Witness,
 };
 use crate::{
@@ -24,7 +25,9 @@ use crate::{
     store::redis::{Connection, Redis, reply},
 };
 
-/// How often batches may move under a reading before it is given up.
+/// How often partitions under which batches moved are read again, before and after all videos are
+/// added up for the others.
+const TRIES: usize = 3;
 const ROUNDS: usize = 3;
 
 /// Videos looked at in one step, about: each blocks Redis for well under a millisecond.
@@ -56,6 +59,36 @@ struct Waiting {
     refused: i128,
 }
 
+/// What R1 to R3 found. The moment is open for R4.
+pub(super) struct Stand {
+    moment: Moment,
+    rows: Rows,
+    /// Of partitions that didn't move.
+    waiting: Vec<(Partition, Waiting)>,
+    /// How many did.
+    moved: usize,
+}
+
+impl Stand {
+    /// R4.
+    pub(super) async fn finish(self, reading: &mut Reading) -> Result<(), StoreError> {
+        let Self { moment, rows, waiting, .. } = self;
+        let views = moment.views().await?;
+        for (partition, Waiting { pending, refused }) in waiting {
+            let index = partition.index();
+            reading[index] = Some(Terms {
+                witnessed: rows.witnessed[index],
+                imported: rows.imported[index],
+                views: views[index],
+                pending,
+                refused,
+                adjustments: rows.adjustments[index],
+            });
+        }
+        Ok(())
+    }
+}
+
 impl RedisBooks {
     pub(super) fn new(redis: Redis, books: Books, witness: Option<Arc<Witness>>) -> Self {
         Self { redis, books, witness }
@@ -65,6 +98,41 @@ impl RedisBooks {
     #[cfg(test)]
     pub(super) async fn fold(&self) {
         self.books.fold().await.unwrap();
+    }
+
+    /// R1 to R3 of the partitions that `reading` doesn't have.
+    pub(super) async fn stand(&self, reading: &Reading) -> Result<Stand, StoreError> {
+        let connection = self.redis.connection()?;
+        // Its moment is that of `rows`; beginning takes its time.
+        let mut moment = self.books.moment().await?;
+        let partitions = Partition::all().filter(|partition| reading[partition.index()].is_none());
+        let looks = partitions.map(|partition| self.look(&connection, partition));
+        let looks = futures::future::try_join_all(looks).await?;
+        let batches: Vec<Uuid> = looks.iter().filter_map(|look| look.batch).collect();
+        let rows = moment.rows(&batches).await?;
+        let (mut waiting, mut moved) = (Vec::with_capacity(looks.len()), 0);
+        for look in looks {
+            let waits = self.waiting(&connection, &look, &rows).await?;
+            if self.is_unmoved(&connection, &look).await? {
+                waiting.push((look.partition, waits));
+            } else {
+                moved += 1;
+            }
+        }
+        Ok(Stand { moment, rows, waiting, moved })
+    }
+
+    /// The first stand of some under which nothing moved, or else the last.
+    async fn firm_stand(&self, reading: &Reading) -> Result<Stand, StoreError> {
+        let mut stand = self.stand(reading).await?;
+        for _ in 1..TRIES {
+            if stand.moved == 0 {
+                break;
+            }
+            stand.moment.leave().await;
+            stand = self.stand(reading).await?;
+        }
+        Ok(stand)
     }
 
     pub(super) async fn look(
@@ -102,7 +170,9 @@ impl RedisBooks {
     }
 
     /// R3: the plays that wait, those of a batch that is in the database already left out. In small
-    /// steps; a video that is met twice counts once.
+    /// steps; a video that is met twice counts once. An operator may move one from the refused to the
+    /// others meanwhile, so those come last. The other way goes only what is no number, or with a batch
+    /// that is settled, and then all of this is read again.
     async fn waiting(
         &self,
         connection: &Connection,
@@ -116,7 +186,7 @@ impl RedisBooks {
         };
         let (keys, mut met) = (self.redis.keys(), std::collections::HashSet::new());
         let mut waiting = Waiting::default();
-        for (set, refused) in [(keys.dirty(look.partition), false), (keys.refused(look.partition), true)] {
+        for (set, refused) in [(keys.refused(look.partition), true), (keys.dirty(look.partition), false)] {
             let mut cursor = "0".to_owned();
             loop {
                 let mut scan = ask("SSCAN", &set);
@@ -169,29 +239,15 @@ impl audit::Books for RedisBooks {
         }
         let mut reading: Reading = [None; PARTITIONS as usize];
         for _ in 0..ROUNDS {
-            let connection = self.redis.connection()?;
-            let mut looks = Vec::new();
-            for partition in Partition::all().filter(|partition| reading[partition.index()].is_none()) {
-                looks.push(self.look(&connection, partition).await?);
+            let stand = self.firm_stand(&reading).await?;
+            let moved = stand.moved;
+            if stand.waiting.is_empty() {
+                stand.moment.leave().await;
+            } else {
+                stand.finish(&mut reading).await?;
             }
-            if looks.is_empty() {
+            if moved == 0 {
                 break;
-            }
-            let batches: Vec<Uuid> = looks.iter().filter_map(|look| look.batch).collect();
-            let rows = self.books.read(&batches).await?;
-            for look in looks {
-                let Waiting { pending, refused } = self.waiting(&connection, &look, &rows).await?;
-                if self.is_unmoved(&connection, &look).await? {
-                    let index = look.partition.index();
-                    reading[index] = Some(Terms {
-                        witnessed: rows.witnessed[index],
-                        imported: rows.imported[index],
-                        views: rows.views[index],
-                        pending,
-                        refused,
-                        adjustments: rows.adjustments[index],
-                    });
-                }
             }
         }
         Ok(reading)

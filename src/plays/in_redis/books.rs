@@ -17,6 +17,10 @@ const PAGES_AT_ONCE: i64 = 2_048;
 /// Rows that are taken in, or instances' rows that are folded, in one transaction.
 const ROWS_AT_ONCE: i64 = 1_000;
 
+/// A reading stands idle while Redis is looked at, longer than the session's own limit allows where many
+/// plays wait. It holds no row that others wait for.
+const WAIT_FOR_REDIS: &str = "set local idle_in_transaction_session_timeout = '60s'";
+
 /// Adds up rows of instances that have been silent for a month under the nil id. What another folds at
 /// the same moment is left to it.
 const FOLD: &str = "with gone as (
@@ -60,13 +64,12 @@ pub(super) struct Report {
     pub(super) known: bool,
 }
 
-/// What the database says at one moment.
+/// What is written down at one moment.
 #[derive(Debug, Default)]
 pub(super) struct Rows {
     pub(super) witnessed: [i128; PARTITIONS as usize],
     pub(super) imported: [i128; PARTITIONS as usize],
     pub(super) adjustments: [i128; PARTITIONS as usize],
-    pub(super) views: [i128; PARTITIONS as usize],
     /// Those batches that were asked for and are in the totals, with the videos whose plays are not.
     pub(super) applied: HashMap<Uuid, HashSet<String>>,
 }
@@ -148,10 +151,23 @@ impl Books {
         Ok(())
     }
 
-    /// All sums, and which of `batches` are in them, of one moment. Takes no lock that a flush would
-    /// wait for, and many short statements rather than a long one.
-    pub(super) async fn read(&self, batches: &[Uuid]) -> Result<Rows, StoreError> {
+    /// Begins a reading of one moment. It takes no lock that a flush would wait for.
+    pub(super) async fn moment(&self) -> Result<Moment, StoreError> {
         let mut session = self.postgres.snapshot(Lane::Audit).await?;
+        session.raw(WAIT_FOR_REDIS).await?;
+        Ok(Moment { session })
+    }
+}
+
+/// What the database says at one moment: that of the first thing it is asked.
+pub(super) struct Moment {
+    session: Session,
+}
+
+impl Moment {
+    /// What is written down, and which of `batches` are in the totals.
+    pub(super) async fn rows(&mut self, batches: &[Uuid]) -> Result<Rows, StoreError> {
+        let session = &mut self.session;
         let mut rows = Rows::default();
 
         let witnessed = "select partition, sum(plays)::text from play_witness group by partition";
@@ -169,7 +185,13 @@ impl Books {
         let applied: Vec<(Uuid, Vec<String>)> =
             session.fetch_all(sqlx::query_as(applied).bind(batches)).await?;
         rows.applied = applied.into_iter().map(|(id, refused)| (id, refused.into_iter().collect())).collect();
+        Ok(rows)
+    }
 
+    /// The sums over all videos: many short statements rather than a long one.
+    pub(super) async fn views(mut self) -> Result<[i128; PARTITIONS as usize], StoreError> {
+        let session = &mut self.session;
+        let mut sums = [0; PARTITIONS as usize];
         // By place in the file, so that each statement reads a stretch of it and none of the sketches
         // that lie elsewhere. Rows don't move for who reads one moment, and none is behind the end.
         let pages = "select pg_relation_size('videos') / current_setting('block_size')::bigint";
@@ -183,12 +205,17 @@ impl Books {
                 group by partition";
             let query = sqlx::query_as(views).bind(format!("({page},0)")).bind(format!("({next},0)"));
             for (partition, views) in session.fetch_all::<(i16, String)>(query).await? {
-                add(&mut rows.views, partition, &views)?;
+                add(&mut sums, partition, &views)?;
             }
             page = next;
         }
-        session.end().await?;
-        Ok(rows)
+        self.session.end().await?;
+        Ok(sums)
+    }
+
+    /// Gives the connection back.
+    pub(super) async fn leave(self) {
+        self.session.roll_back().await;
     }
 }
 

@@ -15,7 +15,7 @@ use crate::{
     plays::{Play, Recorded},
     store::{
         keys::Keys,
-        redis::{Redis, Replicas, refusal, reply},
+        redis::{Redis, Replicas, Sent, Unvouched, refusal, reply},
         script::LuaScript,
         time::StoreClock,
     },
@@ -101,30 +101,37 @@ impl Writer {
         let commands: Vec<Cmd> = commands.collect();
         let sending = async {
             match &self.replicas {
-                None => connection.pipe(commands).await,
-                Some(replicas) => self.pipe_to(replicas, commands).await,
+                None => connection.pipe(commands).await.map(|answers| (Sent::Answered(answers), None)),
+                Some(replicas) => Ok(self.pipe_to(replicas, commands).await),
             }
         };
-        let answers = match failpoint::step("record.send", Part::Redis, sending).await {
-            Ok(answers) => answers,
-            Err(error) => {
+        let sent_all = failpoint::step("record.send", Part::Redis, sending).await;
+        let (answers, unvouched) = match sent_all.unwrap_or_else(|error| (Sent::Unheard, Some(error))) {
+            (Sent::Answered(answers), unvouched) => (answers, unvouched),
+            (Sent::Not, error) => {
+                return vec![Err(error.unwrap_or_else(no_answer)); plays.len()];
+            }
+            (Sent::Unheard, error) => {
                 for Call { partition, token, plays: indexes } in calls {
                     let unheard = indexes.iter().map(|index| &plays[*index]);
                     self.witness.unanswered().keep(self.redis.keys(), partition, token, unheard);
                 }
-                return vec![Err(error); plays.len()];
+                return vec![Err(error.unwrap_or_else(no_answer)); plays.len()];
             }
         };
-        let mut results = vec![Err(StoreError::unexpected(Part::Redis, "a play has no answer")); plays.len()];
+        let mut results = vec![Err(no_answer()); plays.len()];
         for (Call { partition, plays: indexes, .. }, answer) in calls.iter().zip(answers) {
             let mut counted = 0;
             for (index, result) in indexes.iter().zip(read(answer, indexes.len())) {
                 if matches!(result, Ok(Recorded::Counted)) {
                     counted += 1;
-                    self.counted.note(&plays[*index], sent, connection.epoch());
                     self.shown.changed(&plays[*index].video);
+                    // A note answers a repeat, which vouches for the play.
+                    if unvouched.is_none() {
+                        self.counted.note(&plays[*index], sent, connection.epoch());
+                    }
                 }
-                results[*index] = result;
+                results[*index] = unvouched.clone().map_or(result, Err);
             }
             self.witness.saw(*partition, counted);
         }
@@ -134,16 +141,23 @@ impl Writer {
     /// Sends the calls and waits for replicas to have what they counted, and what was counted before:
     /// "counted already" vouches for a play as much as "counted" does. Such a call writes nothing, so a
     /// mark is written behind all of them. Replicas get writes in order: who has it has the plays.
-    async fn pipe_to(&self, replicas: &Replicas, mut commands: Vec<Cmd>) -> Result<Vec<Value>, StoreError> {
+    async fn pipe_to(&self, replicas: &Replicas, mut commands: Vec<Cmd>) -> (Sent, Option<StoreError>) {
         let mut mark = redis::cmd("SET");
         mark.arg(self.redis.keys().waited()).arg("1").arg("EX").arg(MARK_SECONDS);
         commands.push(mark);
-        let mut answers = replicas.pipe(&commands).await?;
-        let marked = answers.pop().unwrap_or(Value::Nil);
-        // Refused (memory is full, say), it vouches for nothing.
-        reply::<()>(marked)?;
-        Ok(answers)
+        match replicas.pipe(&commands).await {
+            Ok(mut answers) => {
+                let marked = answers.pop().unwrap_or(Value::Nil);
+                // Refused (memory is full, say), it vouches for nothing.
+                (Sent::Answered(answers), reply::<()>(marked).err())
+            }
+            Err(Unvouched { error, sent }) => (sent, Some(error)),
+        }
     }
+}
+
+fn no_answer() -> StoreError {
+    StoreError::unexpected(Part::Redis, "a play has no answer")
 }
 
 /// The call as a command; `plays` are its own.

@@ -4,9 +4,17 @@
 //! knew. The script leaves the call's token in the keys of what was seen, so it can be looked up later.
 //! It ran as a whole or not at all: one play that carries the token tells of all of them.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use parking_lot::Mutex;
+use redis::{Cmd, Value};
 
 use crate::{
     error::StoreError,
@@ -14,12 +22,15 @@ use crate::{
     plays::Play,
     store::{
         keys::Keys,
-        redis::{Connection, Redis, reply},
+        redis::{Redis, reply},
     },
 };
 
 /// Plays that are kept to be looked up, about 400 bytes each.
 const MOST_PLAYS: usize = 10_000;
+
+/// Calls looked up in one pipeline: one after the other would take a round trip each.
+const CALLS_AT_ONCE: usize = 100;
 
 /// A call that has left no trace may still be on its way; after this long it is looked for once more.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
@@ -45,6 +56,8 @@ struct Kept {
 #[derive(Debug, Default)]
 pub(super) struct Unanswered {
     kept: Mutex<Vec<Kept>>,
+    /// Whether calls are left out since there are too many, which is told when it begins.
+    full: AtomicBool,
     /// One looks up at a time, or a call might be counted twice.
     turn: tokio::sync::Mutex<()>,
 }
@@ -67,10 +80,13 @@ impl Unanswered {
         if self.plays() + seen.len() > MOST_PLAYS {
             let plays = seen.len();
             metrics::counter!("headcount_witness_unknown_total").increment(plays as u64);
-            tracing::warn!(
-                plays.unknown = plays,
-                "it stays unknown whether {plays} plays were counted: if so, the audit shows them as unreported"
-            );
+            if !self.full.swap(true, Ordering::Relaxed) {
+                tracing::warn!(
+                    plays.unknown = plays,
+                    "it stays unknown whether {plays} plays and those that follow were counted: if so, the \
+                     audit shows them as unreported; headcount_witness_unknown_total tells how many"
+                );
+            }
             return;
         }
         let call = Arc::new(Call { partition, token: token.to_string(), seen });
@@ -93,33 +109,47 @@ impl Unanswered {
         let _turn = self.turn.lock().await;
         let is_due = |kept: &&Kept| kept.missed.is_none_or(|at| now.saturating_sub(at) >= LOOK_AGAIN);
         let due: Vec<Kept> = self.kept.lock().iter().filter(is_due).cloned().collect();
-        for Kept { call, missed } in due {
-            let plays = call.look(&redis.connection()?).await?;
-            let mut kept = self.kept.lock();
-            if plays == 0 && missed.is_none() {
-                if let Some(same) = kept.iter_mut().find(|kept| Arc::ptr_eq(&kept.call, &call)) {
-                    same.missed = Some(now);
+        for due in due.chunks(CALLS_AT_ONCE) {
+            let asked = due.iter().map(|kept| kept.call.ask()).collect();
+            let answers = redis.connection()?.pipe(asked).await?;
+            for (Kept { call, missed }, tokens) in due.iter().zip(answers) {
+                let plays = call.read(tokens)?;
+                let mut kept = self.kept.lock();
+                if plays == 0 && missed.is_none() {
+                    if let Some(same) = kept.iter_mut().find(|kept| Arc::ptr_eq(&kept.call, call)) {
+                        same.missed = Some(now);
+                    }
+                } else {
+                    // It is counted; or it never arrived, or all of its plays had been counted before.
+                    kept.retain(|kept| !Arc::ptr_eq(&kept.call, call));
+                    counted(call.partition, plays);
                 }
-            } else {
-                // It is counted; or it never arrived, or all of its plays had been counted before.
-                kept.retain(|kept| !Arc::ptr_eq(&kept.call, &call));
-                counted(call.partition, plays);
             }
+        }
+        // Well below the limit, so that one who is at it doesn't say so again and again.
+        if self.plays() <= MOST_PLAYS / 2 {
+            self.full.store(false, Ordering::Relaxed);
         }
         Ok(())
     }
 }
 
 impl Call {
-    /// How many of its plays this call counted.
-    async fn look(&self, connection: &Connection) -> Result<u64, StoreError> {
-        let keys: Vec<&String> = self.seen.iter().flatten().collect();
+    fn ask(&self) -> Cmd {
         let mut tokens = redis::cmd("MGET");
-        tokens.arg(&keys);
-        let [tokens] = connection.pipe_array([tokens]).await?;
+        for key in self.seen.iter().flatten() {
+            tokens.arg(key);
+        }
+        tokens
+    }
+
+    /// How many of its plays this call counted.
+    fn read(&self, tokens: Value) -> Result<u64, StoreError> {
         let tokens: Vec<Option<String>> = reply(tokens)?;
-        let mine: HashSet<&String> = keys
-            .into_iter()
+        let mine: HashSet<&String> = self
+            .seen
+            .iter()
+            .flatten()
             .zip(&tokens)
             .filter(|(_, token)| token.as_deref() == Some(&self.token))
             .map(|(key, _)| key)

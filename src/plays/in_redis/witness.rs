@@ -31,6 +31,10 @@ use crate::{
 /// Rows are folded after a month without a report, so one that has nothing to tell says so daily.
 const STILL_HERE_EVERY: Duration = Duration::from_secs(24 * 3_600);
 
+/// A row that is missing before this long can't have been folded, which takes a month: a day is left
+/// for clocks that don't agree.
+const NOT_FOLDED_BEFORE: Duration = Duration::from_secs(29 * 24 * 3_600);
+
 /// How long the last report may take.
 const LAST_REPORT: Duration = Duration::from_secs(4);
 
@@ -103,7 +107,7 @@ impl Witness {
         let counted: Counts = std::array::from_fn(|index| self.counted[index].load(Ordering::Relaxed));
         let now = self.redis.clock().monotonic();
         let still_here = now.saturating_sub(reported.all_written) >= STILL_HERE_EVERY;
-        // Twice, because what was folded is reported under another id.
+        // Twice, because where a row is missing all is told anew.
         for _ in 0..2 {
             let reports = reported.due(&counted, still_here);
             if reports.is_empty() {
@@ -111,21 +115,26 @@ impl Witness {
             }
             let reporting = self.books.report(reported.instance, &reports);
             let done = failpoint::step("witness.report", Part::Postgres, reporting).await?;
-            let mut folded = false;
+            let mut missing = false;
             for Report { partition, .. } in reports {
                 let index = partition.index();
                 if done.contains(&partition) {
                     reported.told[index] = counted[index];
                     reported.known[index] = true;
                 } else {
-                    folded = true;
+                    missing = true;
                 }
             }
-            if !folded {
+            if !missing {
                 break;
             }
-            tracing::warn!("this instance was taken for gone; what it counts is reported under a new id");
-            reported.begin_anew();
+            if now.saturating_sub(reported.all_written) < NOT_FOLDED_BEFORE {
+                tracing::warn!("the database has lost what this instance reported, which is reported again");
+                reported.tell_all();
+            } else {
+                tracing::warn!("this instance was taken for gone; what it counts is reported under a new id");
+                reported.begin_anew();
+            }
         }
         if still_here {
             reported.all_written = now;
@@ -144,6 +153,12 @@ impl Reported {
             due.then_some(Report { partition, plays, known })
         };
         Partition::all().filter_map(report).collect()
+    }
+
+    /// A database that was put back from a backup knows of nothing that was told since.
+    fn tell_all(&mut self) {
+        self.told = self.before;
+        self.known = Default::default();
     }
 
     /// What was told stays told under the id of before.
@@ -195,7 +210,12 @@ impl Job for WitnessJob {
 
     /// After the last play was counted.
     async fn finish(&self) {
-        let told = tokio::time::timeout(LAST_REPORT, self.witness.tell()).await;
+        let last = async {
+            // First what is known: looking calls up may take all the time there is.
+            let known = self.witness.report().await;
+            if self.witness.unanswered.plays() == 0 { known } else { self.witness.tell().await }
+        };
+        let told = tokio::time::timeout(LAST_REPORT, last).await;
         if !matches!(told, Ok(Ok(()))) {
             tracing::warn!(
                 "the last plays couldn't be reported: they are counted, and the audit shows them as unreported"

@@ -28,7 +28,7 @@ use tokio::sync::{Notify, watch};
 
 pub use self::{
     connection::Connection,
-    replicas::{Replicas, WaitFor},
+    replicas::{Replicas, Sent, Unvouched, WaitFor},
     reply::{refusal, reply},
 };
 use super::{keys::Keys, script::LuaScript, time::StoreClock};

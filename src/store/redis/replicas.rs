@@ -44,6 +44,26 @@ impl WaitFor {
     }
 }
 
+/// Why replicas don't vouch for commands, and what became of those.
+#[derive(Debug)]
+pub struct Unvouched {
+    /// Why.
+    pub error: StoreError,
+    /// What became of them.
+    pub sent: Sent,
+}
+
+/// What became of commands that replicas don't vouch for.
+#[derive(Debug)]
+pub enum Sent {
+    /// They never left.
+    Not,
+    /// Nobody heard an answer.
+    Unheard,
+    /// Redis answered each of them, though its replicas may not have what they wrote.
+    Answered(Vec<Value>),
+}
+
 /// A way to Redis by which a write is a write to `redis.wait_replicas` replicas, too.
 pub struct Replicas {
     first: Redis,
@@ -77,14 +97,14 @@ impl Replicas {
     ///
     /// # Errors
     /// Too few replicas have it in time, or what happened is unknown. Redis itself may have done it all.
-    pub async fn pipe(&self, commands: &[Cmd]) -> Result<Vec<Value>, StoreError> {
+    pub async fn pipe(&self, commands: &[Cmd]) -> Result<Vec<Value>, Unvouched> {
         let _turn = self.turn.lock().await;
         let result = self.pipe_and_wait(commands).await;
         if result.is_err() {
             metrics::counter!("headcount_replica_waits_failed_total", "what" => self.what.name())
                 .increment(1);
         }
-        self.tell(result.as_ref().err());
+        self.tell(result.as_ref().err().map(|unvouched| &unvouched.error));
         result
     }
 
@@ -93,7 +113,7 @@ impl Replicas {
     /// # Errors
     /// As [`Replicas::pipe`], and where Redis refused the command.
     pub async fn query<T: FromRedisValue>(&self, command: Cmd) -> Result<T, StoreError> {
-        let value = self.pipe(&[command]).await?.pop();
+        let value = self.pipe(&[command]).await.map_err(|unvouched| unvouched.error)?.pop();
         reply(value.ok_or_else(|| StoreError::unexpected(Part::Redis, "a pipeline answered too little"))?)
     }
 
@@ -103,21 +123,26 @@ impl Replicas {
         self.short.load(Ordering::Relaxed)
     }
 
-    async fn pipe_and_wait(&self, commands: &[Cmd]) -> Result<Vec<Value>, StoreError> {
-        let connection = self.beside.connection()?;
+    async fn pipe_and_wait(&self, commands: &[Cmd]) -> Result<Vec<Value>, Unvouched> {
+        let connection = self.beside.connection().map_err(|error| Unvouched { error, sent: Sent::Not })?;
         let mut wait = redis::cmd("WAIT");
         wait.arg(self.wanted).arg(millis(self.patience()));
-        let mut values = connection.pipe_before(commands, &wait).await?;
+        let unheard = |error| Unvouched { error, sent: Sent::Unheard };
+        let mut values = connection.pipe_before(commands, &wait).await.map_err(unheard)?;
         let waited = values.pop().unwrap_or(Value::Nil);
         let reached: u32 = match reply(waited) {
             Ok(reached) => reached,
             // Whatever it is (demoted while it waited, WAIT forbidden), nothing is vouched for.
-            Err(error) => return Err(StoreError::unavailable(Part::Redis, format!("WAIT failed: {error}"))),
+            Err(error) => {
+                let error = StoreError::unavailable(Part::Redis, format!("WAIT failed: {error}"));
+                return Err(Unvouched { error, sent: Sent::Answered(values) });
+            }
         };
         if reached < self.wanted {
             let wanted = self.wanted;
             let reason = format!("{reached} of redis.wait_replicas = {wanted} replicas have it in time");
-            return Err(StoreError::unavailable(Part::Redis, reason));
+            let error = StoreError::unavailable(Part::Redis, reason);
+            return Err(Unvouched { error, sent: Sent::Answered(values) });
         }
         Ok(values)
     }

@@ -4,7 +4,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use headcount_support::{OwnRedis, eventually};
 
-use super::{Connection, Redis, Replicas, WaitFor};
+use super::{Connection, Redis, Replicas, Sent, WaitFor};
 use crate::{
     clock::SystemClock,
     config::{SecretUrl, load::load},
@@ -118,6 +118,11 @@ async fn a_replica_too_few_is_unavailable_is_told_once_and_holds_nobody_else_up(
     }
     let told = lines.text();
     assert_eq!(told.matches("redis.wait_replicas isn't reached").count(), 1, "{told}");
+    let mut count = redis::cmd("INCR");
+    count.arg("plays");
+    let unvouched = replicas.pipe(&[count]).await.unwrap_err();
+    let Sent::Answered(values) = unvouched.sent else { panic!("{unvouched:?}") };
+    assert_eq!(values, [::redis::Value::Int(1)], "what Redis did is told");
 }
 
 /// [StackExchange.Redis#2264] The socket of a node that was demoted stays open.

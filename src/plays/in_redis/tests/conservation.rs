@@ -198,6 +198,26 @@ async fn plays_that_move_under_a_reading_are_noticed() {
     assert!(!books.is_unmoved(&connection, &settled).await.unwrap());
 }
 
+/// On a large site the videos take long to be added up, and flushes go on.
+#[tokio::test]
+async fn a_flush_while_all_videos_are_added_up_makes_no_difference() {
+    let world = World::new().await;
+    let books = world.plays.books();
+    world.played("1", 5).await;
+    world.flush_all().await;
+    world.played("1", 3).await;
+    world.report().await;
+    let mut reading = [None; PARTITIONS as usize];
+    let stand = books.stand(&reading).await.unwrap();
+    world.flush_all().await;
+    world.played("1", 2).await;
+    world.report().await;
+    stand.finish(&mut reading).await.unwrap();
+    let terms = reading[video("1").partition().index()].expect("it didn't move before");
+    assert_eq!(terms, Terms { witnessed: 8, views: 5, pending: 3, ..Terms::default() });
+    assert!(reading.iter().all(Option::is_some));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn under_load_no_reading_shows_a_loss_and_when_it_is_quiet_nothing_is_amiss() {
     let world = Arc::new(World::new().await);

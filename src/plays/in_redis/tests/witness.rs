@@ -85,7 +85,7 @@ async fn without_redis_what_was_counted_is_still_reported() {
 
 #[tokio::test]
 async fn a_month_after_its_last_report_an_instance_is_folded_and_one_that_wakes_goes_on_under_a_new_id() {
-    let world = World::new().await;
+    let (world, clock) = World::at(Timestamp::from_secs(1_000_000), |_| {}).await;
     let gone = World::beside(&world).await;
     let late = World::beside(&world).await;
     for (instance, plays) in [(&gone, 3), (&late, 4), (&world, 5)] {
@@ -106,7 +106,8 @@ async fn a_month_after_its_last_report_an_instance_is_folded_and_one_that_wakes_
         assert_eq!(folded.iter().sum::<i64>(), 9, "{rows:?}");
         assert_eq!(world.witnessed().await, 15);
     }
-    // One that only slept counts on.
+    // One that couldn't report for so long counts on.
+    clock.advance(Duration::from_secs(30 * 24 * 3_600));
     late.played("1", 10).await;
     late.report().await;
     assert_eq!(world.witnessed().await, 25);
@@ -120,6 +121,63 @@ async fn a_month_after_its_last_report_an_instance_is_folded_and_one_that_wakes_
     assert_eq!(new.iter().map(|row| row.2).sum::<i64>(), 12, "{rows:?}");
     world.flush_all().await;
     world.assert_nothing_is_amiss("after all").await;
+}
+
+#[tokio::test]
+async fn what_a_database_that_came_back_older_no_longer_knows_is_reported_again() {
+    let world = World::new().await;
+    for forgotten in ["true", "plays = 5"] {
+        world.played("1", 5).await;
+        world.played("2", 3).await;
+        world.report().await;
+        let told = world.witnesses().await;
+        world.operate(&format!("delete from play_witness where {forgotten}")).await;
+        world.played("1", 1).await;
+        world.report().await;
+        let rows = world.witnesses().await;
+        assert_eq!(rows.len(), 2, "{told:?} {rows:?}");
+        world.flush_all().await;
+        world.assert_nothing_is_amiss(forgotten).await;
+    }
+    assert_eq!(world.witnessed().await, 18);
+}
+
+#[tokio::test]
+async fn calls_without_an_answer_are_looked_up_many_at_once_and_each_tells_its_own() {
+    let world = World::new().await;
+    let (keys, unanswered) = (world.direct.keys(), world.plays.witness.unanswered());
+    for number in 0..250_u32 {
+        let (id, viewer) = (format!("v{}", number % 40), format!("ann{number}"));
+        let (sent, video) = (play(&id, &viewer, ""), video(&id));
+        let seen = keys.seen_viewer(video.partition(), &video, sent.viewer.as_ref().unwrap());
+        // Every other one was another's.
+        let token = if number % 2 == 0 { number } else { number + 1_000 };
+        world.ask::<String>(&format!("SET {seen} {token}")).await;
+        unanswered.keep(keys, video.partition(), number, std::iter::once(&sent));
+    }
+    world.report().await;
+    assert_eq!((world.witnessed().await, unanswered.plays()), (125, 125));
+}
+
+#[tokio::test]
+async fn the_last_report_tells_what_is_known_though_calls_without_an_answer_cant_be_looked_up() {
+    let (world, redis, _postgres) =
+        World::behind_proxies(|config| config.redis.deadline = Duration::from_secs(60)).await;
+    world.played("1", 5).await;
+    let sent = play("2", "ann", "");
+    world.plays.witness.unanswered().keep(
+        world.direct.keys(),
+        sent.video.partition(),
+        7,
+        std::iter::once(&sent),
+    );
+    redis.set(Way::Deaf);
+    for job in world.plays.jobs() {
+        if job.name() == "witness" {
+            job.finish().await;
+        }
+    }
+    assert_eq!(world.witnessed().await, 5);
 }
 
 #[tokio::test]
@@ -211,12 +269,15 @@ async fn a_call_that_arrives_late_is_found_and_one_that_never_does_is_given_up()
 }
 
 #[tokio::test]
-async fn more_calls_without_an_answer_than_can_be_kept_are_told_and_left_out() {
+async fn more_calls_without_an_answer_than_can_be_kept_are_told_once_and_left_out() {
     let world = World::new().await;
+    let lines = crate::telemetry::capture();
     let unanswered = world.plays.witness.unanswered();
     let plays: Vec<_> = (0..300).map(|n| play("1", &format!("v{n}"), "")).collect();
     for token in 0..40 {
         unanswered.keep(world.direct.keys(), video("1").partition(), token, plays.iter());
     }
     assert_eq!(unanswered.plays(), 9_900);
+    let told = lines.text();
+    assert_eq!(told.matches("it stays unknown").count(), 1, "{told}");
 }
