@@ -40,6 +40,9 @@ pub(crate) struct Report {
     pub(crate) lives: [Vec<Life>; INSTANCES],
 }
 
+/// Faults that a torture must have seen for its verdict to mean something.
+const FAULTS_A_MINUTE: f64 = 20.0;
+
 impl Report {
     /// Prints all of it; answers whether nothing went wrong.
     pub(crate) fn print(&self, minutes: f64, seed: u64) -> bool {
@@ -62,7 +65,13 @@ impl Report {
             self.off.double.max(seen(Wrong::Double)),
             seen(Wrong::StepBack),
         );
-        count == 0
+        // One that hardly disturbed anything shows nothing.
+        #[expect(clippy::cast_precision_loss, reason = "a number of faults")]
+        let enough = faults as f64 >= minutes * FAULTS_A_MINUTE;
+        if !enough {
+            println!("torture: at least {FAULTS_A_MINUTE} faults a minute are wanted");
+        }
+        count == 0 && enough
     }
 
     fn print_table(&self) {
