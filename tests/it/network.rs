@@ -126,7 +126,7 @@ async fn while_postgres_says_nothing_every_call_ends_within_its_deadline_and_pla
 
 /// A second is the promise; the figures are printed, and a slow machine has some more time.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_store_is_used_again_within_a_second_of_its_way_being_open() {
+async fn a_store_is_used_again_soon_after_its_way_is_open() {
     let (by_redis, to_redis) = behind_redis(|_| {}).await;
     let (by_postgres, to_postgres) = behind_postgres().await;
     for way in [Way::Cut, Way::Stalled, Way::Dark] {

@@ -64,7 +64,7 @@ impl Connection {
 
     async fn exchange(&self, commands: &[Cmd], last: Option<&Cmd>) -> Result<Vec<Value>, StoreError> {
         let exchanged = self.exchange_untimed(commands, last);
-        let Ok(values) = tokio::time::timeout(self.shared.deadline, exchanged).await else {
+        let Ok(values) = tokio::time::timeout(self.shared.way.deadline, exchanged).await else {
             return Err(self.give_up("no answer within redis.deadline"));
         };
         let values = values?;
@@ -144,7 +144,7 @@ impl Connection {
     }
 
     fn loads(&self) -> Vec<Cmd> {
-        let scripts = self.shared.scripts.iter();
+        let scripts = self.shared.way.scripts.iter();
         scripts
             .map(|script| {
                 let mut load = redis::cmd("SCRIPT");
@@ -155,11 +155,11 @@ impl Connection {
     }
 
     pub(super) async fn observe_time(&self) -> Result<(), StoreError> {
-        let asked = self.shared.clock.monotonic();
+        let asked = self.shared.way.clock.monotonic();
         let (secs, micros): (i64, i64) = self.query(redis::cmd("TIME")).await?;
-        let round_trip = self.shared.clock.monotonic().saturating_sub(asked);
+        let round_trip = self.shared.way.clock.monotonic().saturating_sub(asked);
         let told = Timestamp::from_millis(secs.saturating_mul(1_000).saturating_add(micros / 1_000));
-        self.shared.clock.observe(told, round_trip);
+        self.shared.way.clock.observe(told, round_trip);
         Ok(())
     }
 

@@ -51,10 +51,11 @@ impl Redis {
     /// Makes a connection fit for use: to a primary, loaded, greeted.
     async fn connect(&self) -> Result<Connection, StoreError> {
         let shared = &self.shared;
-        let inner =
-            first_to_end(|| shared.client.get_multiplexed_async_connection_with_config(&shared.connect))
-                .await
-                .map_err(|error| StoreError::unavailable(Part::Redis, error))?;
+        let inner = first_to_end(|| {
+            shared.way.client.get_multiplexed_async_connection_with_config(&shared.way.connect)
+        })
+        .await
+        .map_err(|error| StoreError::unavailable(Part::Redis, error))?;
         let mut connection = Connection {
             live: Arc::new(Live { epoch: 0, run_id: "".into(), inner, broken: AtomicBool::new(false) }),
             shared: shared.clone(),

@@ -49,12 +49,7 @@ pub struct Redis {
 }
 
 struct Shared {
-    client: redis::Client,
-    connect: AsyncConnectionConfig,
-    deadline: Duration,
-    keys: Keys,
-    clock: Arc<StoreClock>,
-    scripts: Vec<&'static LuaScript>,
+    way: Way,
     current: ArcSwapOption<Live>,
     /// Why there is no connection, where one was tried for.
     failure: ArcSwapOption<String>,
@@ -67,6 +62,17 @@ struct Shared {
     answered: AtomicU64,
     /// Monotonic milliseconds plus one at which the last long outage ended; 0 for none.
     outage_over: AtomicU64,
+}
+
+/// What every connection of a way has in common.
+#[derive(Clone)]
+struct Way {
+    client: redis::Client,
+    connect: AsyncConnectionConfig,
+    deadline: Duration,
+    keys: Keys,
+    clock: Arc<StoreClock>,
+    scripts: Vec<&'static LuaScript>,
 }
 
 struct Live {
@@ -103,26 +109,13 @@ impl Redis {
             .set_connection_timeout(Some(settings.connect_timeout))
             // Every call has its own deadline around it, which counts the wait to be sent as well.
             .set_response_timeout(None);
-        let keys = Keys::new(&settings.prefix);
-        Ok(Self::of(client, connect, settings.deadline, keys, clock, scripts, false))
+        let (keys, deadline) = (Keys::new(&settings.prefix), settings.deadline);
+        Ok(Self::of(Way { client, connect, deadline, keys, clock, scripts }, false))
     }
 
-    fn of(
-        client: redis::Client,
-        connect: AsyncConnectionConfig,
-        deadline: Duration,
-        keys: Keys,
-        clock: Arc<StoreClock>,
-        scripts: Vec<&'static LuaScript>,
-        beside: bool,
-    ) -> Self {
+    fn of(way: Way, beside: bool) -> Self {
         let shared = Shared {
-            client,
-            connect,
-            deadline,
-            keys,
-            clock,
-            scripts,
+            way,
             current: ArcSwapOption::empty(),
             failure: ArcSwapOption::empty(),
             beside,
@@ -138,9 +131,7 @@ impl Redis {
     /// One more way to the same server, with a connection of its own that nobody else's calls go by:
     /// for calls that hold up whatever comes behind them. Started here.
     fn beside(&self, lifecycle: &Lifecycle) -> Self {
-        let Shared { client, connect, deadline, keys, clock, scripts, .. } = self.shared.as_ref();
-        let (client, connect, keys) = (client.clone(), connect.clone(), keys.clone());
-        let beside = Self::of(client, connect, *deadline, keys, clock.clone(), scripts.clone(), true);
+        let beside = Self::of(self.shared.way.clone(), true);
         beside.start(lifecycle);
         beside
     }
@@ -152,7 +143,7 @@ impl Redis {
 
     /// Starts the task that makes the connection and keeps it.
     pub fn start(&self, lifecycle: &Lifecycle) {
-        self.shared.answered.store(millis(self.shared.clock.monotonic()), Ordering::Relaxed);
+        self.shared.answered.store(millis(self.shared.way.clock.monotonic()), Ordering::Relaxed);
         let keeper = self.clone();
         let stopping = lifecycle.stopping(Phase::Links);
         let name = if self.shared.beside { "redis-link-beside" } else { "redis-link" };
@@ -182,13 +173,13 @@ impl Redis {
     /// The keys of this deployment.
     #[must_use]
     pub fn keys(&self) -> &Keys {
-        &self.shared.keys
+        &self.shared.way.keys
     }
 
     /// Redis's time.
     #[must_use]
     pub fn clock(&self) -> &Arc<StoreClock> {
-        &self.shared.clock
+        &self.shared.way.clock
     }
 
     /// Changes with every new connection.
@@ -201,7 +192,7 @@ impl Redis {
     #[must_use]
     pub fn since_long_outage(&self) -> Option<Duration> {
         let over = self.shared.outage_over.load(Ordering::Relaxed).checked_sub(1)?;
-        Some(self.shared.clock.monotonic().saturating_sub(Duration::from_millis(over)))
+        Some(self.shared.way.clock.monotonic().saturating_sub(Duration::from_millis(over)))
     }
 }
 
@@ -218,11 +209,11 @@ impl Drop for DismissGreeters {
 
 impl Shared {
     fn note_answer(&self) {
-        self.answered.store(millis(self.clock.monotonic()), Ordering::Relaxed);
+        self.answered.store(millis(self.way.clock.monotonic()), Ordering::Relaxed);
     }
 
     fn note_end_of_outage(&self) {
-        let now = millis(self.clock.monotonic());
+        let now = millis(self.way.clock.monotonic());
         let before = self.answered.swap(now, Ordering::Relaxed);
         // The first connection of a process ends no outage: it has missed no beats.
         if *self.epoch.borrow() > 0 && now.saturating_sub(before) > millis(LONG_OUTAGE) {

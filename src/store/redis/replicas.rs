@@ -149,7 +149,7 @@ impl Replicas {
 
     /// A play that came while others waited waits twice, and is still answered within the deadline.
     fn patience(&self) -> Duration {
-        (self.beside.shared.deadline * 3 / 8).max(Duration::from_millis(1))
+        (self.beside.shared.way.deadline * 3 / 8).max(Duration::from_millis(1))
     }
 
     /// Tells when it begins and when it ends, not each time.

@@ -204,6 +204,15 @@ async fn flushed_again_they_are_added_once(lane: &mut Lane<'_>, (): ()) {
     lane.flush_all().await;
 }
 
+/// Breaks the way after every `step`th byte of a flush, asked or answered.
+async fn a_flush_is_cut(step: usize, through: Through, change: impl Fn(&mut Config)) {
+    for at in [Way::CutAsked as Break, Way::CutAnswered] {
+        let world = World::with(&change).await;
+        let after = flushed_again_they_are_added_once;
+        at_bytes(step, &world, through, at, two_plays_wait, flush, after).await;
+    }
+}
+
 /// S13
 #[tokio::test(flavor = "multi_thread")]
 async fn a_play_cut_at_any_byte_counts_once_when_it_is_sent_again() {
@@ -220,29 +229,17 @@ async fn a_play_whose_answer_is_cut_at_any_byte_counts_once_when_it_is_sent_agai
 /// Claim and settle.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flush_cut_from_redis_at_any_byte_adds_everything_once() {
-    for at in [Way::CutAsked as Break, Way::CutAnswered] {
-        let world = World::new().await;
-        let after = flushed_again_they_are_added_once;
-        at_every_byte(&world, Through::Redis, at, two_plays_wait, flush, after).await;
-    }
+    a_flush_is_cut(1, Through::Redis, |_| {}).await;
 }
 
 /// Apply. The connection knows the statements from before.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flush_cut_from_postgres_at_any_byte_adds_everything_once() {
-    for at in [Way::CutAsked as Break, Way::CutAnswered] {
-        let world = World::new().await;
-        let after = flushed_again_they_are_added_once;
-        at_every_byte(&world, Through::Postgres, at, two_plays_wait, flush, after).await;
-    }
+    a_flush_is_cut(1, Through::Postgres, |_| {}).await;
 }
 
 /// Each statement is sent whole. That is a lot of text, of which every third byte is broken at.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flush_cut_from_postgres_without_prepared_statements_adds_everything_once() {
-    for at in [Way::CutAsked as Break, Way::CutAnswered] {
-        let world = World::with(|config| config.postgres.prepared_statements = false).await;
-        let after = flushed_again_they_are_added_once;
-        at_bytes(3, &world, Through::Postgres, at, two_plays_wait, flush, after).await;
-    }
+    a_flush_is_cut(3, Through::Postgres, |config| config.postgres.prepared_statements = false).await;
 }
