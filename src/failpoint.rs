@@ -2,7 +2,7 @@
 //! next one. Only a build with the feature `failpoints` has this; in any other nothing of it is left.
 //!
 //! `FAILPOINTS="flush.apply=1*return(lost)"` in the environment sets them, in the `fail` crate's
-//! language; what a point can be told to return is a [`Fault`]'s name.
+//! language; what a point can be told to return are the names in `Fault::parse`.
 
 #[cfg(not(feature = "failpoints"))]
 pub(crate) use self::off::{boundary, step};
