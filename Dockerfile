@@ -12,8 +12,9 @@ WORKDIR /build
 # here. Cargo wants the file of every target that the manifest names.
 COPY Cargo.toml Cargo.lock ./
 COPY tests tests
-RUN mkdir src benches tests/*/src \
-    && touch src/lib.rs tests/*/src/lib.rs \
+RUN mkdir src benches \
+    && touch src/lib.rs \
+    && for crate in tests/*; do mkdir "$crate/src" && touch "$crate/src/lib.rs"; done \
     && echo 'fn main() {}' > src/main.rs \
     && sed -n '/^\[\[bench\]\]/,/^$/ s/^name = "\(.*\)"/\1/p' Cargo.toml \
         | while read -r bench; do cp src/main.rs "benches/$bench.rs"; done \

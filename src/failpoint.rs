@@ -1,7 +1,7 @@
 //! Where a test can make the service die, hang or fail: around each step that a crash may part from the
 //! next one. Only a build with the feature `failpoints` has this; in any other nothing of it is left.
 //!
-//! `FAILPOINTS="flush.apply=1*return(lost)"` in the environment sets them, in the `fail` crate's
+//! `FAILPOINTS="flush.commit=1*return(lost)"` in the environment sets them, in the `fail` crate's
 //! language; what a point can be told to return are the names in `Fault::parse`.
 
 #[cfg(not(feature = "failpoints"))]
