@@ -35,8 +35,9 @@ const STILL_HERE_EVERY: Duration = Duration::from_secs(24 * 3_600);
 /// for clocks that don't agree.
 const NOT_FOLDED_BEFORE: Duration = Duration::from_secs(29 * 24 * 3_600);
 
-/// How long the last report may take.
+/// How long the last report may take, and how long it waits between two tries.
 const LAST_REPORT: Duration = Duration::from_secs(4);
+const REPORT_AGAIN: Duration = Duration::from_millis(100);
 
 type Counts = [u64; PARTITIONS as usize];
 
@@ -211,12 +212,15 @@ impl Job for WitnessJob {
     /// After the last play was counted.
     async fn finish(&self) {
         let last = async {
-            // First what is known: looking calls up may take all the time there is.
-            let known = self.witness.report().await;
-            if self.witness.unanswered.plays() == 0 { known } else { self.witness.tell().await }
+            // First what is known: looking calls up may take all the time there is. A database that is
+            // away may be back in a moment.
+            while self.witness.report().await.is_err() {
+                tokio::time::sleep(REPORT_AGAIN).await;
+            }
+            self.witness.unanswered.plays() == 0 || self.witness.tell().await.is_ok()
         };
         let told = tokio::time::timeout(LAST_REPORT, last).await;
-        if !matches!(told, Ok(Ok(()))) {
+        if !matches!(told, Ok(true)) {
             tracing::warn!(
                 "the last plays couldn't be reported: they are counted, and the audit shows them as unreported"
             );

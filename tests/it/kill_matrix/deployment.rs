@@ -222,6 +222,24 @@ impl Deployment {
         }
     }
 
+    /// Waits until every play is reported, as the operators' listener at `ops` tells.
+    pub async fn becomes_reported(&self, ops: &str, step: &str, fault: &str) {
+        let mut last = String::new();
+        let until = tokio::time::Instant::now() + LONG;
+        while tokio::time::Instant::now() < until {
+            if let Ok(answer) = self.client.get(format!("{ops}/audit")).send().await
+                && let Ok(audit) = answer.json::<Value>().await
+            {
+                if audit["totals"]["unreported"] == 0 {
+                    return;
+                }
+                last = audit.to_string();
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        panic!("{step} {fault}: never reported: {last}");
+    }
+
     /// The present, in Redis's seconds; 0 where there is no Redis.
     pub async fn now(&self) -> i64 {
         if self.is_embedded() {

@@ -128,8 +128,12 @@ async fn survive(deployment: &Deployment, step: &'static str, fault: &'static st
         let since = deployment.now().await;
         // What it had begun goes on now, on what others have long brought to its end.
         deployment.becomes_exact(&asleep.public, since, step, fault).await;
+        deployment.becomes_reported(&asleep.ops, step, fault).await;
         drained(asleep, step, fault).await;
         deployment.becomes_exact(&survivor.public, since, step, fault).await;
+    }
+    if !fault.starts_with("kill") {
+        deployment.becomes_reported(&survivor.ops, step, fault).await;
     }
     drained(survivor, step, fault).await;
     deployment.is_exact(step, fault).await;
@@ -139,6 +143,7 @@ async fn drained(service: Service, step: &str, fault: &str) {
     service.signal("-TERM").await;
     let (code, log) = service.ended().await;
     assert_eq!(code, Some(0), "{step} {fault}:\n{log}");
+    println!("{step} {fault}: ended\n{log}");
 }
 
 #[tokio::test]
