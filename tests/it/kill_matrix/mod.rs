@@ -14,7 +14,7 @@ use tokio::sync::Semaphore;
 use self::deployment::{Deployment, Living};
 use crate::process::Service;
 
-/// Steps of taking plays and beats.
+/// Steps of taking plays and beats, and of reporting the plays.
 const RECORD: &[&str] = &["record.send", "witness.report", "beats.write"];
 
 /// Steps of a flush.

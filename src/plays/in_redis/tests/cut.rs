@@ -111,20 +111,8 @@ async fn length<T>(
     most
 }
 
-/// Takes `step` with a break at each byte of it, in sixteen lanes, and looks with `after` what came
-/// of it.
-async fn at_every_byte<T>(
-    world: &World,
-    through: Through,
-    at: Break,
-    prepare: impl AsyncFn(&mut Lane<'_>),
-    step: impl AsyncFn(&mut Lane<'_>) -> T,
-    after: impl AsyncFn(&mut Lane<'_>, T),
-) {
-    at_bytes(1, world, through, at, prepare, step, after).await;
-}
-
-/// As [`at_every_byte`], at each byte whose number is a multiple of `every`.
+/// Takes `step` with a break at each byte of it whose number is a multiple of `every`, in sixteen
+/// lanes, and looks with `after` what came of it.
 async fn at_bytes<T>(
     every: usize,
     world: &World,
@@ -217,13 +205,13 @@ async fn a_flush_is_cut(step: usize, through: Through, change: impl Fn(&mut Conf
 #[tokio::test(flavor = "multi_thread")]
 async fn a_play_cut_at_any_byte_counts_once_when_it_is_sent_again() {
     let world = World::new().await;
-    at_every_byte(&world, Through::Redis, Way::CutAsked, connected, send, sent_again_it_counts_once).await;
+    at_bytes(1, &world, Through::Redis, Way::CutAsked, connected, send, sent_again_it_counts_once).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_play_whose_answer_is_cut_at_any_byte_counts_once_when_it_is_sent_again() {
     let world = World::new().await;
-    at_every_byte(&world, Through::Redis, Way::CutAnswered, connected, send, sent_again_it_counts_once).await;
+    at_bytes(1, &world, Through::Redis, Way::CutAnswered, connected, send, sent_again_it_counts_once).await;
 }
 
 /// Claim and settle.
