@@ -242,16 +242,16 @@ impl Counted {
     }
 
     fn hashes(&self, play: &Play) -> impl Iterator<Item = u128> {
-        let viewer = play.viewer.as_ref().map(|viewer| self.hash(&play.video, b" u ", viewer.as_str()));
-        let play_id = play.play_id.as_ref().map(|play_id| self.hash(&play.video, b" p ", play_id.as_str()));
+        let viewer = play.viewer.as_ref().map(|viewer| self.hash(&play.video, *b" u ", viewer.as_str()));
+        let play_id = play.play_id.as_ref().map(|play_id| self.hash(&play.video, *b" p ", play_id.as_str()));
         viewer.into_iter().chain(play_id)
     }
 
     /// Of a text that is put together on the stack: no id is longer than that, and none holds a space.
-    fn hash(&self, video: &VideoId, kind: &[u8; 3], id: &str) -> u128 {
+    fn hash(&self, video: &VideoId, kind: [u8; 3], id: &str) -> u128 {
         let mut text = [0; 2 * MAX_ID_BYTES + 3];
         let mut length = 0;
-        for part in [video.as_str().as_bytes(), kind, id.as_bytes()] {
+        for part in [video.as_str().as_bytes(), &kind, id.as_bytes()] {
             text[length..length + part.len()].copy_from_slice(part);
             length += part.len();
         }
