@@ -35,6 +35,10 @@ const WAITING: usize = 20_000;
 /// Reads in one pipeline.
 const TOGETHER: usize = 1_000;
 
+/// How long refreshes that nobody waits for are gathered: hot videos fall due one by one, and a round
+/// trip for each would cost more than all the rest of reading.
+const GATHER: Duration = Duration::from_millis(20);
+
 /// Reads counts, through what is at hand.
 pub(super) struct Reader {
     redis: Redis,
@@ -163,6 +167,8 @@ impl Reader {
                 count = queue.recv_many(&mut asked, TOGETHER) => if count == 0 { return },
                 () = stopping.cancelled(), if !queue.is_closed() => { queue.close(); continue }
             }
+            // At its end nothing is cut short but the gathering.
+            let _ = tokio::time::timeout(GATHER, gather(&mut queue, &mut asked)).await;
             self.serve(std::mem::take(&mut asked)).await;
         }
     }
@@ -322,6 +328,17 @@ impl Reader {
         let stale = trusts.filter(|trust| !trust.swept || trust.doubtful).count() > 0;
         let as_of = stamps.iter().filter_map(|(swept, _)| swept.map(Timestamp::from_secs)).min();
         (as_of, stale)
+    }
+}
+
+/// Adds what comes in, until somebody waits or there is enough for one pipeline.
+async fn gather(queue: &mut mpsc::Receiver<Asked>, asked: &mut Vec<Asked>) {
+    let mut looked_at = 0;
+    while asked.len() < TOGETHER && asked[looked_at..].iter().all(|asked| asked.answer.is_none()) {
+        looked_at = asked.len();
+        if queue.recv_many(asked, TOGETHER - looked_at).await == 0 {
+            return;
+        }
     }
 }
 
