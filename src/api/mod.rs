@@ -17,6 +17,8 @@ mod heartbeat;
 mod many;
 mod meters;
 mod metrics;
+#[cfg(feature = "bench")]
+mod noop;
 mod openapi;
 mod plays;
 mod problem;
@@ -196,7 +198,13 @@ fn probes() -> Group {
 ///
 /// Metrics are looked up in the recorder when they are first counted: install it before serving.
 pub fn public(state: AppState) -> Router {
-    router(public_routes(), state.0)
+    let groups = public_routes().into_iter();
+    #[cfg(feature = "bench")]
+    let groups = {
+        tracing::warn!("this build has routes that do nothing (feature `bench`): it is for measuring only");
+        groups.chain([noop::routes()])
+    };
+    router(groups, state.0)
 }
 
 /// The routes of the operators' listener. `metrics` renders what `/metrics` answers.

@@ -83,3 +83,13 @@ fn each_line_of_the_table_of_troubles_names_tests_and_there_are_those_tests() {
     }
     assert!(lines > 30, "{lines}");
 }
+
+#[test]
+fn the_image_has_neither_the_empty_handlers_of_the_bench_nor_failpoints() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let recipe = std::fs::read_to_string(root.join("Dockerfile")).unwrap();
+    assert!(recipe.contains("cargo build --release"));
+    assert!(!recipe.contains("--features") && !recipe.contains("--all-features"));
+    let manifest = std::fs::read_to_string(root.join("Cargo.toml")).unwrap();
+    assert!(!manifest.lines().any(|line| line.starts_with("default = [")), "features are asked for by name");
+}

@@ -88,6 +88,19 @@ async fn a_path_that_isnt_there_is_a_404_problem() {
     nowhere.refused(404, "not_found");
 }
 
+/// A build that is measured has them (`noop.rs`), and no other.
+#[cfg(not(feature = "bench"))]
+#[tokio::test]
+async fn the_empty_handlers_of_the_bench_arent_there() {
+    let world = World::new();
+    for action in ["heartbeat", "play", "online-count"] {
+        for method in ["GET", "POST"] {
+            let path = format!("/api/video/film/noop/{action}?userId=ann");
+            world.call(request(method, &path, None, "".into())).await.refused(404, "not_found");
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_method_that_isnt_there_is_405_and_says_which_are() {
     let world = World::new();

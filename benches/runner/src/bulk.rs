@@ -1,0 +1,89 @@
+//! Many beats and plays at once, to bring a service into a state that is then measured.
+
+use std::{fmt::Write as _, net::SocketAddr, time::Duration};
+
+use anyhow::{Context as _, ensure};
+use serde::Deserialize;
+use tokio::task::JoinSet;
+
+use crate::http::{Connection, post};
+
+/// As many as a gateway may send in one request.
+const BEATS_AT_ONCE: usize = 1_000;
+
+/// What is asked at the same time.
+const CONNECTIONS: usize = 32;
+
+/// How often a request is sent again where the service had no room for it.
+const TRIES: usize = 600;
+
+/// How long it is left alone before.
+const PAUSE: Duration = Duration::from_millis(50);
+
+#[derive(Deserialize)]
+struct Taken {
+    accepted: usize,
+}
+
+/// Sends beats of (video, viewer), as gateways do, until all are taken.
+pub(crate) async fn beat(
+    address: SocketAddr,
+    beats: impl Iterator<Item = (String, u32)>,
+) -> anyhow::Result<()> {
+    let mut connection = Connection::open(address).await?;
+    let mut beats = beats.peekable();
+    while beats.peek().is_some() {
+        let mut body = String::from("{\"beats\":[");
+        let mut sent = 0;
+        for (video, viewer) in beats.by_ref().take(BEATS_AT_ONCE) {
+            let comma = if sent == 0 { "" } else { "," };
+            write!(body, "{comma}{{\"videoId\":\"{video}\",\"userId\":\"{viewer}\"}}")?;
+            sent += 1;
+        }
+        body.push_str("]}");
+        let request = post("/api/heartbeats", &body);
+        let mut tries = 0;
+        // What was refused for want of room may be sent again with the others: a beat more changes nothing.
+        loop {
+            let answer = connection.exchange(&request).await?;
+            if answer.status == 200 && serde_json::from_slice::<Taken>(answer.body)?.accepted == sent {
+                break;
+            }
+            tries += 1;
+            ensure!(
+                tries < TRIES,
+                "beats aren't taken: {} {}",
+                answer.status,
+                String::from_utf8_lossy(answer.body)
+            );
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+    Ok(())
+}
+
+/// Plays each of so many videos once.
+pub(crate) async fn play_each(address: SocketAddr, videos: u32, run: u32) -> anyhow::Result<()> {
+    let mut connections = JoinSet::new();
+    for first in 0..CONNECTIONS {
+        connections.spawn(async move {
+            let mut connection = Connection::open(address).await?;
+            for number in (first..usize::try_from(videos)?).step_by(CONNECTIONS) {
+                let video = crate::audience::video(number);
+                let request =
+                    post(&format!("/api/video/{video}/play"), &format!("{{\"playId\":\"{run}-{number}\"}}"));
+                let mut tries = 0;
+                while connection.exchange(&request).await?.status != 200 {
+                    tries += 1;
+                    ensure!(tries < TRIES, "a play isn't taken");
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+            anyhow::Ok(())
+        });
+    }
+    while let Some(ended) = connections.join_next().await {
+        ended.context("a task panicked")??;
+    }
+    Ok(())
+}

@@ -1,0 +1,29 @@
+//! The embedded backend, with its file on the disk that target/ is on.
+
+use crate::{
+    audience::Body,
+    bench::Bench,
+    figures::ratio,
+    report::{Bound::AtLeast, Figure},
+    world::embedded,
+    wrk::{Load, alternate},
+};
+
+pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
+    let service = embedded(bench, &[]).await?;
+    for (what, body, route, must) in
+        [("heartbeat", Body::Viewer, "heartbeat", 0.90), ("play, on disk,", Body::NewPlay, "play", 0.5)]
+    {
+        let path = format!("/api/video/%s/{route}");
+        let real = Load::new(&service, None, bench.requests(body)?, "POST", &path);
+        let empty = Load { path: format!("/api/video/%s/noop/{route}"), ..real.clone() };
+        let rounds = alternate(bench, &[&real, &empty]).await?;
+        let ratio = ratio(&rounds[0], &rounds[1]);
+        let mut report = bench.report.borrow_mut();
+        report.route(&format!("embedded: {}", what.trim_end_matches(',')), Some(ratio), rounds[0].clone());
+        report.route("its empty handler", None, rounds[1].clone());
+        let figure = Figure::new(format!("embedded: {what} ÷ empty handler"), ratio, "");
+        report.figure(figure.must(AtLeast(must)));
+    }
+    service.stop().await
+}

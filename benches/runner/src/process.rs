@@ -1,0 +1,75 @@
+//! Processes of a run: what they cost, and their end with the run whatever happens.
+
+use std::{
+    fs::{self, OpenOptions},
+    path::Path,
+    process::Stdio,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use tokio::process::{Child, Command};
+
+/// What the kernel counts processor time in, for every program: hundredths of a second.
+const TICK: Duration = Duration::from_millis(10);
+
+/// Longer than any of them takes to stop.
+const STOPS_WITHIN: Duration = Duration::from_secs(30);
+
+/// Killed when dropped.
+pub(crate) struct Process {
+    child: Child,
+}
+
+impl Process {
+    /// Starts `command`; what it says goes to the end of `log`.
+    pub(crate) fn start(mut command: Command, log: &Path) -> anyhow::Result<Self> {
+        let log = OpenOptions::new().create(true).append(true).open(log)?;
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).kill_on_drop(true);
+        // Ctrl-C in a terminal reaches this program alone, which then ends the others.
+        command.process_group(0);
+        let name = command.as_std().get_program().display().to_string();
+        let child = command.spawn().with_context(|| format!("can't start {name}"))?;
+        Ok(Self { child })
+    }
+
+    /// Its id while it runs.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id().expect("nothing here asks for it after the end")
+    }
+
+    pub(crate) fn has_ended(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// kill -9: it doesn't finish anything.
+    pub(crate) async fn kill(mut self) -> anyhow::Result<()> {
+        self.child.kill().await.context("can't end a process")
+    }
+
+    /// Asks it to stop, and waits until it has.
+    pub(crate) async fn stop(mut self) -> anyhow::Result<()> {
+        let id = self.id().to_string();
+        Command::new("kill").args(["-TERM", &id]).status().await?;
+        let ended = tokio::time::timeout(STOPS_WITHIN, self.child.wait()).await;
+        ended.context("a process doesn't stop")??;
+        Ok(())
+    }
+}
+
+/// The processor time that a process has taken so far, all its threads together.
+pub(crate) fn processor_time(id: u32) -> anyhow::Result<Duration> {
+    let stat = fs::read_to_string(format!("/proc/{id}/stat")).context("a process is gone")?;
+    // "pid (name) state …", and the name may hold anything.
+    let fields = stat.rsplit_once(')').map(|(_, fields)| fields).unwrap_or_default();
+    let ticks = fields.split_whitespace().skip(11).take(2).map(str::parse::<u32>);
+    Ok(TICK * ticks.sum::<Result<u32, _>>().context("the kernel says something else")?)
+}
+
+/// Its resident memory, in bytes.
+pub(crate) fn resident(id: u32) -> anyhow::Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{id}/status")).context("a process is gone")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse()?;
+    Ok(kib * 1024)
+}

@@ -1,0 +1,210 @@
+//! One headcount with the servers it needs, all of them started for one measurement.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr, TcpListener},
+    path::Path,
+    time::Duration,
+};
+
+use anyhow::{Context as _, ensure};
+use headcount_support::{OwnPostgres, OwnRedis, redis_connection};
+use redis::aio::MultiplexedConnection;
+use tokio::{process::Command, time::Instant};
+
+use crate::{bench::Bench, http, process::Process};
+
+/// Longer than any start takes, on a machine that compiles beside.
+const STARTS_WITHIN: Duration = Duration::from_secs(60);
+
+/// Redis as the figures of `docs/performance.md` are made with: without its log (`--aof` adds it).
+const WITHOUT_LOG: &[&str] = &["--appendonly", "no"];
+const WITH_LOG: &[&str] = &["--appendonly", "yes", "--appendfsync", "everysec"];
+
+/// A Redis with its process id.
+pub(crate) struct Redis {
+    own: OwnRedis,
+    pub(crate) id: u32,
+}
+
+impl Redis {
+    pub(crate) async fn start(bench: &Bench) -> anyhow::Result<Self> {
+        // On a port: that is how services reach one, and it costs more than a socket in a folder.
+        let own = OwnRedis::start_primary(if bench.options.aof { WITH_LOG } else { WITHOUT_LOG }).await;
+        let mut redis = Self { own, id: 0 };
+        redis.id = redis.info("server", "process_id").await?;
+        Ok(redis)
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.own.port())
+    }
+
+    pub(crate) async fn connect(&self) -> anyhow::Result<MultiplexedConnection> {
+        Ok(redis_connection(&self.url()).await?)
+    }
+
+    /// One number of what Redis tells of itself.
+    pub(crate) async fn info<T: std::str::FromStr>(&self, section: &str, name: &str) -> anyhow::Result<T> {
+        let mut info = redis::cmd("INFO");
+        info.arg(section);
+        let info: String = self.own.query(info).await?;
+        let value =
+            info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')?.trim().parse().ok());
+        value.with_context(|| format!("Redis doesn't tell its {name}"))
+    }
+
+    /// The names of all keys that fit.
+    pub(crate) async fn keys(&self, pattern: &str) -> anyhow::Result<Vec<String>> {
+        let mut connection = self.connect().await?;
+        let (mut cursor, mut keys) = (0_u64, Vec::new());
+        loop {
+            let mut scan = redis::cmd("SCAN");
+            scan.arg(cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(1_000);
+            let (next, some): (u64, Vec<String>) = scan.query_async(&mut connection).await?;
+            keys.extend(some);
+            cursor = next;
+            if cursor == 0 {
+                return Ok(keys);
+            }
+        }
+    }
+
+    pub(crate) async fn memory(&self) -> anyhow::Result<u64> {
+        self.info("memory", "used_memory").await
+    }
+}
+
+/// A server that is measured.
+pub(crate) struct Service {
+    process: Process,
+    pub(crate) public: SocketAddr,
+    /// Headcount's own; others have none.
+    pub(crate) ops: SocketAddr,
+}
+
+impl Service {
+    /// Headcount with these settings, once it is ready.
+    pub(crate) async fn headcount(bench: &Bench, settings: &[(String, String)]) -> anyhow::Result<Self> {
+        let (public, ops) = (free_address()?, free_address()?);
+        let mut command = Command::new(&bench.options.headcount);
+        command.arg("serve").envs(settings.iter().map(|(name, value)| (name, value)));
+        command.env("HEADCOUNT_SERVER__LISTEN", public.to_string());
+        command.env("HEADCOUNT_OPS__LISTEN", ops.to_string());
+        let process = Process::start(command, &bench.log("headcount"))?;
+        let mut service = Self { process, public, ops };
+        service.answers("/readyz", &bench.log("headcount")).await?;
+        Ok(service)
+    }
+
+    /// Another server, which listens at what the variable `LISTEN` says.
+    pub(crate) async fn peer(
+        bench: &Bench,
+        name: &str,
+        mut command: Command,
+        redis: &Redis,
+    ) -> anyhow::Result<Self> {
+        let public = free_address()?;
+        command.env("LISTEN", public.to_string()).env("REDIS_URL", redis.url());
+        let process = Process::start(command, &bench.log(name))?;
+        let mut service = Self { process, public, ops: public };
+        service.answers("/livez", &bench.log(name)).await?;
+        Ok(service)
+    }
+
+    async fn answers(&mut self, path: &str, log: &Path) -> anyhow::Result<()> {
+        let until = Instant::now() + STARTS_WITHIN;
+        while !http::ask(self.public, path).await.is_ok_and(|(status, _)| status == 200) {
+            ensure!(!self.process.has_ended(), "a server ended at its start; see {}", log.display());
+            ensure!(Instant::now() < until, "a server isn't ready; see {}", log.display());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    pub(crate) async fn stop(self) -> anyhow::Result<()> {
+        self.process.stop().await
+    }
+
+    pub(crate) async fn kill(self) -> anyhow::Result<()> {
+        self.process.kill().await
+    }
+
+    /// What `/metrics` says of one name, its labels added up.
+    pub(crate) async fn metric(&self, name: &str) -> anyhow::Result<f64> {
+        let (_, text) = http::ask(self.ops, "/metrics").await?;
+        let samples = text.lines().filter_map(|line| {
+            let rest = line.strip_prefix(name)?;
+            if !rest.starts_with([' ', '{']) {
+                return None;
+            }
+            rest.rsplit_once(' ')?.1.parse::<f64>().ok()
+        });
+        Ok(samples.sum())
+    }
+}
+
+/// An address nobody listens at now.
+fn free_address() -> anyhow::Result<SocketAddr> {
+    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?)
+}
+
+/// Headcount beside a Redis and a Postgres of its own.
+pub(crate) struct World {
+    pub(crate) service: Service,
+    pub(crate) redis: Redis,
+    pub(crate) postgres: OwnPostgres,
+}
+
+impl World {
+    /// With settings beyond the defaults, named as in the environment without `HEADCOUNT_`.
+    pub(crate) async fn start(bench: &Bench, settings: &[(&str, &str)]) -> anyhow::Result<Self> {
+        Self::with(bench, Redis::start(bench).await?, settings).await
+    }
+
+    /// With this Redis, and a Postgres that is empty.
+    pub(crate) async fn with(bench: &Bench, redis: Redis, settings: &[(&str, &str)]) -> anyhow::Result<Self> {
+        let postgres = OwnPostgres::start().await;
+        let mut all = vec![
+            ("HEADCOUNT_BACKEND".to_owned(), "redis".to_owned()),
+            ("HEADCOUNT_REDIS__URL".to_owned(), redis.url()),
+            ("HEADCOUNT_POSTGRES__URL".to_owned(), postgres.url()),
+        ];
+        all.extend(named(settings));
+        let service = Service::headcount(bench, &all).await?;
+        Ok(Self { service, redis, postgres })
+    }
+
+    /// Kills the service as a crash does; what it left in Redis stays.
+    pub(crate) async fn kill_service(self) -> anyhow::Result<Redis> {
+        self.service.kill().await?;
+        Ok(self.redis)
+    }
+
+    /// Stops everything in order.
+    pub(crate) async fn stop(self) -> anyhow::Result<()> {
+        self.service.stop().await
+    }
+}
+
+/// Headcount without any server, its file in a folder of this run.
+pub(crate) async fn embedded(bench: &Bench, settings: &[(&str, &str)]) -> anyhow::Result<Service> {
+    let file = bench.folder.join("embedded.db");
+    for file in [file.clone(), file.with_extension("db-wal"), file.with_extension("db-shm")] {
+        // What an earlier run left, if it did.
+        let _ = std::fs::remove_file(file);
+    }
+    let mut all = vec![
+        ("HEADCOUNT_BACKEND".to_owned(), "embedded".to_owned()),
+        ("HEADCOUNT_EMBEDDED__PATH".to_owned(), file.display().to_string()),
+    ];
+    all.extend(named(settings));
+    Service::headcount(bench, &all).await
+}
+
+fn named(settings: &[(&str, &str)]) -> impl Iterator<Item = (String, String)> {
+    settings.iter().map(|(name, value)| (format!("HEADCOUNT_{name}"), (*value).to_owned()))
+}
