@@ -1,75 +1,299 @@
-//! In which shard a viewer of a video is, and which shards a count of the video covers.
+//! In which shards a video's viewers are: its places now, and those that viewers are still leaving.
 //!
-//! This is the one place that knows how many shards a video has; today every video has
-//! `presence.shards` of them.
+//! A video has one shard until its audience outgrows it; the sweep then changes the number, and viewers
+//! move with their own beats. Nothing here knows Redis: `in_redis/map.rs` reads and keeps the entries.
 
-use crate::ids::{VideoId, ViewerId};
+use std::time::Duration;
 
-/// How the viewers of each video are spread over hashes.
-#[derive(Clone, Copy, Debug)]
-pub struct Shards {
-    fixed: u32,
+use crate::{
+    clock::Timestamp,
+    ids::{VideoId, ViewerId},
+};
+
+/// The field of the map that holds for every video.
+pub(crate) const EVERY_VIDEO: &str = "*";
+
+/// Where the audience decides, this stands in the place of a number.
+pub(crate) const AUTO: &str = "auto";
+
+/// So many shards had every video in builds that kept no map.
+pub(crate) const BEFORE_THE_MAP: &str = "16";
+
+/// The most shards of one video: at 100 viewers each, enough for 6.5 million.
+const MOST: u32 = 65_536;
+
+/// A former place is minded for so long beyond the window: the last beat may come there up to
+/// [`SETTLES`] after the change.
+pub(crate) const MINDED_BEYOND_WINDOW: Duration = Duration::from_secs(20);
+
+/// A copy of the map that is older isn't written by.
+pub(crate) const OLDEST_COPY: Duration = Duration::from_secs(10);
+
+/// So long after a change nobody writes by an older copy any more: one is looked at again where it is
+/// over [`OLDEST_COPY`] old, and what is sent by it is at most 2 s under way.
+const SETTLES: Duration = Duration::from_secs(12);
+
+/// Who decides how many shards there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Number {
+    /// The audience: the video's own entry, or one shard.
+    Auto,
+    /// The operator.
+    Of(u32),
+}
+
+impl Number {
+    fn parse(text: &str) -> Option<Self> {
+        if text == AUTO {
+            return Some(Self::Auto);
+        }
+        let shards: u32 = text.parse().ok()?;
+        (shards.is_power_of_two() && shards <= MOST).then_some(Self::Of(shards))
+    }
+
+    fn or_own(self, own: u32) -> u32 {
+        match self {
+            Self::Auto => own,
+            Self::Of(shards) => shards,
+        }
+    }
+}
+
+impl std::fmt::Display for Number {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Auto => formatter.write_str(AUTO),
+            Self::Of(shards) => shards.fmt(formatter),
+        }
+    }
+}
+
+/// One field of the map: `<now> <former>:<until> <former>:<until>…`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    now: Number,
+    formers: Vec<(Number, Timestamp)>,
+}
+
+impl Entry {
+    /// `None` for what no sweep has written; it counts as not there.
+    pub(crate) fn parse(stored: &str) -> Option<Self> {
+        let mut parts = stored.split(' ');
+        let now = Number::parse(parts.next()?)?;
+        let formers = parts.map(|part| {
+            let (shards, until) = part.split_once(':')?;
+            Some((Number::parse(shards)?, Timestamp::from_secs(until.parse().ok()?)))
+        });
+        Some(Self { now, formers: formers.collect::<Option<_>>()? })
+    }
+
+    pub(crate) fn number(&self) -> Number {
+        self.now
+    }
+
+    fn minds(&self, number: Number, now: Timestamp) -> bool {
+        self.formers.iter().any(|(former, until)| *former == number && now < *until)
+    }
+
+    fn minds_any(&self, now: Timestamp) -> bool {
+        self.formers.iter().any(|(_, until)| now < *until)
+    }
+}
+
+/// A number of shards that viewers may still be spread by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Former {
+    shards: u32,
+    until: Timestamp,
 }
 
 /// The shards of one video.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Places {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Places {
     /// A power of two.
-    count: u32,
+    now: u32,
+    formers: Vec<Former>,
 }
 
-impl Shards {
-    /// Every video has `count` shards, a power of two.
-    #[must_use]
-    pub fn fixed(count: u32) -> Self {
-        Self { fixed: count.next_power_of_two() }
-    }
+/// The order in which a walk visits a video's shards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Walk {
+    now: u32,
+    all: u32,
+    /// Viewers may change their place meanwhile: the order must be kept, through empty places too.
+    pub(crate) moving: bool,
+}
 
-    /// The shards of `video`.
-    #[must_use]
-    pub fn places(self, _video: &VideoId) -> Places {
-        Places { count: self.fixed }
+impl Walk {
+    /// Places that only a greater former number has come first, then the rest upward: viewers move from
+    /// there to below, or upward, so nobody is passed by; somebody on the move may be met twice.
+    pub(crate) fn order(self) -> impl Iterator<Item = u32> {
+        (self.now..self.all).chain(0..self.now)
     }
 }
 
 impl Places {
-    /// Where a beat of `viewer` is written. A mask, not a remainder: no hash has a sign here.
-    #[must_use]
-    pub fn of(self, viewer: &ViewerId) -> u32 {
-        let mask = u64::from(self.count - 1);
-        u32::try_from(viewer.hash64() & mask).expect("masked to fewer bits than a u32 has")
+    /// One shard and no other before.
+    pub(crate) const SINGLE: Self = Self { now: 1, formers: Vec::new() };
+
+    /// What the entry of every video and the video's own say together.
+    pub(crate) fn of_entries(every: Option<&Entry>, own: Option<&Entry>) -> Self {
+        let own_now = own.map_or(1, |own| own.now.or_own(1));
+        let now = every.map_or(own_now, |every| every.now.or_own(own_now));
+        let mut formers: Vec<Former> = Vec::new();
+        for (number, until) in [every, own].into_iter().flatten().flat_map(|entry| &entry.formers) {
+            let shards = number.or_own(own_now);
+            match formers.iter_mut().find(|former| former.shards == shards) {
+                Some(former) => former.until = former.until.max(*until),
+                None if shards == now => {}
+                None => formers.push(Former { shards, until: *until }),
+            }
+        }
+        Self { now, formers }
     }
 
-    /// Every shard a count must cover.
-    #[must_use]
-    pub fn all(self) -> std::ops::Range<u32> {
-        0..self.count
+    /// How many shards beats are spread over now.
+    pub(crate) fn now(&self) -> u32 {
+        self.now
+    }
+
+    /// Where a beat of `viewer` is written.
+    pub(crate) fn of(&self, viewer: &ViewerId) -> u32 {
+        if self.now == 1 { 0 } else { place(viewer, self.now) }
+    }
+
+    /// The other places at which an earlier beat of `viewer` may be.
+    pub(crate) fn formers_of(&self, viewer: &ViewerId, now: Timestamp) -> impl Iterator<Item = u32> {
+        let written = self.of(viewer);
+        let former = move |former: &Former| place(viewer, former.shards);
+        self.formers.iter().enumerate().filter(move |(_, former)| now < former.until).filter_map(
+            move |(index, one)| {
+                let at = former(one);
+                let told = self.formers[..index].iter().any(|it| now < it.until && former(it) == at);
+                (at != written && !told).then_some(at)
+            },
+        )
+    }
+
+    /// Whether viewers may still be at former places.
+    pub(crate) fn are_moving(&self, now: Timestamp) -> bool {
+        self.formers.iter().any(|former| now < former.until)
     }
 
     /// Whether one `HLEN` is the whole count.
-    #[must_use]
-    pub fn is_single(self) -> bool {
-        self.count == 1
+    pub(crate) fn are_single(&self, now: Timestamp) -> bool {
+        self.now == 1 && !self.are_moving(now)
+    }
+
+    /// Every shard a count must cover, in order.
+    pub(crate) fn walk(&self, now: Timestamp) -> Walk {
+        let live = self.formers.iter().filter(|former| now < former.until);
+        let all = live.map(|former| former.shards).fold(self.now, u32::max);
+        Walk { now: self.now, all, moving: self.are_moving(now) }
+    }
+
+    /// Until when the last number that was changed is minded: tells one change from another.
+    pub(crate) fn minded_until(&self) -> Option<Timestamp> {
+        self.formers.iter().map(|former| former.until).max()
+    }
+
+    /// From when on nobody writes to former places any more.
+    pub(crate) fn settled_from(&self, window: Duration) -> Option<Timestamp> {
+        self.minded_until().map(|until| until - window - MINDED_BEYOND_WINDOW + SETTLES)
+    }
+}
+
+/// A mask, not a remainder: no hash has a sign here.
+fn place(viewer: &ViewerId, shards: u32) -> u32 {
+    let mask = u64::from(shards - 1);
+    u32::try_from(viewer.hash64() & mask).expect("masked to fewer bits than a u32 has")
+}
+
+/// What a sweep should make of a video's entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// Spread the viewers over so many shards.
+    To(u32),
+    /// Drop the entry: it says nothing any more.
+    Forget,
+}
+
+/// What to make of the entry of a video that has `viewers`; `written` is whether anything stands there,
+/// readable or not.
+pub(crate) fn change(
+    every: Option<&Entry>,
+    own: Option<&Entry>,
+    written: bool,
+    viewers: u64,
+    per_shard: u32,
+    now: Timestamp,
+) -> Option<Change> {
+    let minded = own.is_some_and(|own| own.minds_any(now));
+    if let Some(every) = every
+        && every.now != Number::Auto
+    {
+        // What the audience decided before is a former number until all have moved.
+        let over = written && !minded && !every.minds(Number::Auto, now);
+        return over.then_some(Change::Forget);
+    }
+    let shards = own.map_or(1, |own| own.now.or_own(1));
+    let fitting = fitting(shards, viewers, per_shard);
+    if fitting != shards {
+        return Some(Change::To(fitting));
+    }
+    (written && shards == 1 && !minded).then_some(Change::Forget)
+}
+
+/// Straight up to the number that fits; down by half, so that who comes and goes moves nobody.
+fn fitting(shards: u32, viewers: u64, per_shard: u32) -> u32 {
+    let room = u64::from(shards) * u64::from(per_shard);
+    if viewers > room {
+        let wanted = viewers.div_ceil(u64::from(per_shard)).min(u64::from(MOST));
+        return u32::try_from(wanted).unwrap_or(MOST).next_power_of_two();
+    }
+    if viewers < room / 4 { (shards / 2).max(1) } else { shards }
+}
+
+/// The entries of the map, for all videos.
+#[derive(Debug, Default)]
+pub(crate) struct Entries {
+    every: Option<Entry>,
+    /// Where videos without an entry are.
+    others: Option<Places>,
+    videos: std::collections::HashMap<VideoId, Places>,
+}
+
+impl Entries {
+    /// Of all fields of the map.
+    pub(crate) fn of(fields: Vec<(String, String)>) -> Self {
+        let (every, own): (Vec<_>, Vec<_>) = fields.into_iter().partition(|(name, _)| name == EVERY_VIDEO);
+        let every = every.last().and_then(|(_, stored)| Entry::parse(stored));
+        let videos = own.into_iter().filter_map(|(video, stored)| {
+            let places = Places::of_entries(every.as_ref(), Entry::parse(&stored).as_ref());
+            Some((VideoId::parse(&video).ok()?, places))
+        });
+        let videos = videos.collect();
+        Self { others: Some(Places::of_entries(every.as_ref(), None)), every, videos }
+    }
+
+    /// The entry of every video.
+    pub(crate) fn every(&self) -> Option<&Entry> {
+        self.every.as_ref()
+    }
+
+    /// Where a video's viewers are.
+    pub(crate) fn places(&self, video: &VideoId) -> &Places {
+        static SINGLE: Places = Places::SINGLE;
+        // Most sites have no video of more than one shard most of the time.
+        let own = if self.videos.is_empty() { None } else { self.videos.get(video) };
+        own.or(self.others.as_ref()).unwrap_or(&SINGLE)
+    }
+
+    /// The videos with an entry.
+    pub(crate) fn videos(&self) -> impl Iterator<Item = &VideoId> {
+        self.videos.keys()
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::ids::UserId;
-
-    #[test]
-    fn every_viewer_has_one_shard_below_the_count() {
-        for count in [1, 2, 16, 1_024] {
-            let places = Shards::fixed(count).places(&VideoId::parse("film").unwrap());
-            let mut used = vec![false; count as usize];
-            for number in 0..20_000 {
-                let viewer = ViewerId::of_user(&UserId::parse(&format!("u{number}")).unwrap());
-                let shard = places.of(&viewer);
-                assert_eq!(shard, places.of(&viewer));
-                used[shard as usize] = true;
-            }
-            assert!(used.iter().all(|used| *used), "{count}");
-        }
-    }
-}
+mod tests;

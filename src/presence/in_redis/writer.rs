@@ -18,8 +18,10 @@ use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    form::{Form, Group},
+    form::{Form, Formed, Group},
+    map::{Copied, ShardMap},
     merge::{Mark, Merge, Round, What},
+    moves::{Moved, Times, misplaced},
     notes::Notes,
     since::Known,
 };
@@ -28,7 +30,7 @@ use crate::{
     config::{self, Ack},
     error::{Part, StoreError},
     failpoint,
-    presence::{Beat, shards::Shards},
+    presence::Beat,
     store::redis::{Connection, Redis, reply},
 };
 
@@ -53,6 +55,7 @@ pub(crate) fn note_life(settings: &config::Presence) -> Duration {
 pub(super) struct Writer {
     redis: Redis,
     form: Form,
+    map: ShardMap,
     ack: Ack,
     linger: Duration,
     batch: usize,
@@ -66,7 +69,7 @@ pub(super) struct Writer {
 impl Writer {
     pub(super) fn new(
         redis: Redis,
-        shards: Shards,
+        map: ShardMap,
         known: Known,
         presence: &config::Presence,
         jobs: &config::Jobs,
@@ -74,12 +77,12 @@ impl Writer {
         Self {
             form: Form {
                 redis: redis.clone(),
-                shards,
                 known,
                 window: presence.window,
                 life: shard_life(presence, jobs),
             },
             redis,
+            map,
             ack: presence.ack,
             linger: presence.linger,
             batch: presence.batch,
@@ -141,13 +144,13 @@ impl Writer {
 
     /// The writer's task: rounds until it is told to stop and nothing is left to write.
     pub(super) async fn run(self: Arc<Self>, stopping: CancellationToken) {
-        let mut notes = Notes::new(self.note_life);
+        let mut learnt = Learnt { notes: Notes::new(self.note_life), moved: Moved::default() };
         loop {
             self.wait_for_work(&stopping).await;
             let round = self.merge.lock().take();
             #[expect(clippy::cast_precision_loss, reason = "a gauge; merges are far below 2^52")]
             metrics::gauge!("headcount_queue_depth", "queue" => "beats").set(round.marks.len() as f64);
-            let all_written = round.marks.is_empty() || self.write(round, &mut notes).await;
+            let all_written = round.marks.is_empty() || self.write(round, &mut learnt).await;
             self.failing.store(!all_written, Ordering::Relaxed);
             if stopping.is_cancelled() {
                 let left = self.merge.lock().len();
@@ -185,7 +188,7 @@ impl Writer {
     }
 
     /// Writes a round in batches; what fails in passing is put back. `false` where anything did.
-    async fn write(&self, round: Round, notes: &mut Notes) -> bool {
+    async fn write(&self, round: Round, learnt: &mut Learnt) -> bool {
         let mut failed: HashSet<Beat> = HashSet::new();
         let mut error = None;
         let mut marks: Vec<(Beat, Mark)> = round.marks.into_iter().collect();
@@ -196,14 +199,14 @@ impl Writer {
             #[expect(clippy::cast_precision_loss, reason = "a histogram; batches are far below 2^52")]
             metrics::histogram!("headcount_batch_size", "batch" => "beats").record(batch.len() as f64);
             let outcome = match self.redis.connection() {
-                Ok(connection) => self.write_batch(&connection, batch, notes).await,
-                Err(cause) => Outcome { error: Some(cause), again: batch, refused: Vec::new() },
+                Ok(connection) => self.write_batch(&connection, batch, learnt).await,
+                Err(cause) => Outcome::failed(cause, batch),
             };
             metrics::histogram!("headcount_batch_duration_seconds", "store" => "redis", "batch" => "beats")
                 .record(began.elapsed().as_secs_f64());
             failed.extend(outcome.again.iter().map(|(beat, _)| beat.clone()));
             failed.extend(outcome.refused);
-            self.merge.lock().put_back(outcome.again);
+            self.merge.lock().put_back(outcome.again.into_iter().chain(outcome.elsewhere));
             error = outcome.error.or(error);
         }
         for (beat, answer) in round.waiting {
@@ -221,25 +224,24 @@ impl Writer {
         &self,
         connection: &Connection,
         batch: Vec<(Beat, Mark)>,
-        notes: &mut Notes,
+        learnt: &mut Learnt,
     ) -> Outcome {
+        let Learnt { notes, moved } = learnt;
         notes.belong_to(connection.epoch());
-        let mut formed = self.form.form(connection, batch, notes);
-        let mut sent = self.redis.clock().monotonic();
-        // The process may have been stopped meanwhile: by then other instances have gone on.
-        while sent.saturating_sub(formed.at) > LATE {
-            let batch = formed.groups.into_iter().flat_map(Group::into_marks).collect();
-            formed = self.form.form(connection, batch, notes);
-            sent = self.redis.clock().monotonic();
-        }
-        let writing = connection.pipe(formed.commands);
-        let values = match failpoint::step("beats.write", Part::Redis, writing).await {
-            Ok(values) => values,
-            Err(error) => {
-                let again = formed.groups.into_iter().flat_map(Group::into_marks).collect();
-                return Outcome { error: Some(error), again, refused: Vec::new() };
-            }
+        moved.belong_to(connection.epoch(), self.map.minding_time());
+        let (map, mut formed, sent) = match self.form_batch(connection, batch, notes).await {
+            Ok(formed) => formed,
+            Err((error, batch)) => return Outcome::failed(error, batch),
         };
+        let mut commands = std::mem::take(&mut formed.commands);
+        // Last, so that whatever was written by an older map is known.
+        commands.push(self.map.version());
+        let writing = connection.pipe(commands);
+        let mut values = match failpoint::step("beats.write", Part::Redis, writing).await {
+            Ok(values) => values,
+            Err(error) => return Outcome::failed(error, formed.into_marks()),
+        };
+        let version = values.pop().and_then(|version| reply::<Option<String>>(version).ok());
         let timely = self.redis.clock().monotonic().saturating_sub(sent) <= LATE;
         let mut outcome = Outcome::default();
         let mut values = values.into_iter();
@@ -253,20 +255,24 @@ impl Writer {
             }
         }
         let mut register_again = Vec::new();
+        let mut written = Vec::new();
         for group in formed.groups {
             match take_ok(&mut values, group.commands) {
-                Ok(()) if timely => {
-                    if group.registers {
-                        notes.registered(&group.video, sent);
-                    }
-                    if group.expires {
-                        notes.expiry_set(&group.video, group.shard, sent);
-                    }
-                }
-                // What was registered so long ago may have been swept away since: once more, at once.
                 Ok(()) => {
-                    register_again.push(self.form.zadd(&group.video));
-                    register_again.push(self.form.expire(&group.video, group.shard));
+                    if !timely {
+                        // What was registered so long ago may have been swept away since: once more,
+                        // at once.
+                        register_again.push(self.form.zadd(&group.video));
+                        register_again.push(self.form.expire(&group.video, group.shard));
+                    } else {
+                        if group.registers {
+                            notes.registered(&group.video, sent);
+                        }
+                        if group.expires {
+                            notes.expiry_set(&group.video, group.shard, sent);
+                        }
+                    }
+                    written.push(group);
                 }
                 Err(error) if error.is_transient() => {
                     outcome.again.extend(group.into_marks());
@@ -284,8 +290,92 @@ impl Writer {
         {
             tracing::debug!(error = %error, "late beats were not registered again");
         }
+        let newest = if version.is_some_and(|version| map.is_of(version.as_deref())) {
+            map.seen(sent);
+            map
+        } else {
+            match self.map.read(connection).await {
+                Ok(newest) => {
+                    let moved = written.iter().flat_map(|group| misplaced(group, &map, &newest));
+                    outcome.elsewhere.extend(moved);
+                    newest
+                }
+                // Where they should be is not known; once more, then, and no harm is done.
+                Err(error) => {
+                    outcome.elsewhere.extend(written.into_iter().flat_map(Group::into_marks));
+                    outcome.error.get_or_insert(error);
+                    return outcome;
+                }
+            }
+        };
+        self.move_viewers(connection, &written, &newest, (moved, formed.now), &mut outcome).await;
         outcome
     }
+
+    /// Forms a batch that is of this moment and by a map of this moment, and tells the moment.
+    async fn form_batch(
+        &self,
+        connection: &Connection,
+        mut batch: Vec<(Beat, Mark)>,
+        notes: &Notes,
+    ) -> Result<(Arc<Copied>, Formed, Duration), (StoreError, Vec<(Beat, Mark)>)> {
+        loop {
+            let map = match self.map.recent(connection).await {
+                Ok(map) => map,
+                Err(error) => return Err((error, batch)),
+            };
+            let formed = self.form.form(connection, &map, batch, notes);
+            let sent = self.redis.clock().monotonic();
+            // The process may have been stopped meanwhile: by then other instances have gone on.
+            if sent.saturating_sub(formed.at) <= LATE && self.map.is_recent(&map) {
+                return Ok((map, formed, sent));
+            }
+            batch = formed.into_marks();
+        }
+    }
+
+    /// Removes the viewers of `written` from the places they had before.
+    async fn move_viewers(
+        &self,
+        connection: &Connection,
+        written: &[Group],
+        map: &Copied,
+        (moved, formed): (&mut Moved, Timestamp),
+        outcome: &mut Outcome,
+    ) {
+        let times =
+            Times { written: formed, minding: self.map.minding_time(), window: self.form.window };
+        let mut removals = moved.removals(written.iter(), map, self.redis.keys(), times);
+        if removals.is_empty() {
+            moved.note(removals);
+            return;
+        }
+        let removing = connection.pipe(std::mem::take(&mut removals.commands));
+        let removed = match failpoint::step("beats.move", Part::Redis, removing).await {
+            Ok(values) => values.into_iter().try_for_each(|value| reply::<u64>(value).map(drop)),
+            Err(error) => Err(error),
+        };
+        match removed {
+            Ok(()) => moved.note(removals),
+            Err(error) => {
+                tracing::debug!(error = %error, "viewers were not taken off their former places");
+                // A beat is stored all the same; a goodbye isn't said before it is said everywhere.
+                let (goodbyes, beats): (Vec<_>, Vec<_>) =
+                    removals.marks.into_iter().partition(|(_, mark)| mark.what == What::Leave);
+                outcome.elsewhere.extend(beats);
+                if !goodbyes.is_empty() {
+                    outcome.again.extend(goodbyes);
+                    outcome.error.get_or_insert(error);
+                }
+            }
+        }
+    }
+}
+
+/// What the writer knows of a connection's data.
+struct Learnt {
+    notes: Notes,
+    moved: Moved,
 }
 
 /// What came of a batch.
@@ -296,6 +386,14 @@ struct Outcome {
     again: Vec<(Beat, Mark)>,
     /// Not to be written again: asking again won't help.
     refused: Vec<Beat>,
+    /// Written, and to be written again at the places of a newer map.
+    elsewhere: Vec<(Beat, Mark)>,
+}
+
+impl Outcome {
+    fn failed(error: StoreError, again: Vec<(Beat, Mark)>) -> Self {
+        Self { error: Some(error), again, ..Self::default() }
+    }
 }
 
 /// Takes the answers to `count` commands; the first refusal stands for all.
