@@ -218,8 +218,8 @@ pub(crate) enum Change {
     Forget,
 }
 
-/// What to make of the entry of a video that has `viewers`; `written` is whether anything stands there,
-/// readable or not.
+/// What to make of the entry of a video that has `viewers`; `written` is whether anything stands there:
+/// what can't be read goes.
 pub(crate) fn change(
     every: Option<&Entry>,
     own: Option<&Entry>,
@@ -228,6 +228,9 @@ pub(crate) fn change(
     per_shard: u32,
     now: Timestamp,
 ) -> Option<Change> {
+    if written && own.is_none() {
+        return Some(Change::Forget);
+    }
     let minded = own.is_some_and(|own| own.minds_any(now));
     if let Some(every) = every
         && every.now != Number::Auto

@@ -325,11 +325,14 @@ async fn where_the_map_is_lost_viewers_are_written_where_they_are_looked_for() {
     .await;
 }
 
-/// Bytes of Redis's memory.
+/// Bytes of Redis's memory, without what it keeps for connections.
 async fn used_memory(redis: &OwnRedis) -> i64 {
     let info: String = redis.query(redis::cmd("INFO").arg("memory").clone()).await.unwrap();
-    let used = info.lines().find_map(|line| line.strip_prefix("used_memory:")).unwrap();
-    used.trim().parse().unwrap()
+    let bytes = |name: &str| -> i64 {
+        let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap();
+        line.trim().parse().unwrap()
+    };
+    bytes("used_memory") - bytes("mem_clients_normal")
 }
 
 async fn over(redis: &OwnRedis, shards: Shards) -> World {
