@@ -3,7 +3,9 @@
 //! A video has one shard until its audience outgrows it; the sweep then changes the number, and viewers
 //! move with their own beats. Nothing here knows Redis: `in_redis/map.rs` reads and keeps the entries.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
+
+use ahash::RandomState;
 
 use crate::{
     clock::Timestamp,
@@ -263,7 +265,7 @@ pub(crate) struct Entries {
     every: Option<Entry>,
     /// Where videos without an entry are.
     others: Option<Places>,
-    videos: std::collections::HashMap<VideoId, Places>,
+    videos: HashMap<VideoId, Places, RandomState>,
 }
 
 impl Entries {

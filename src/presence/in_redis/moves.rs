@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use ahash::RandomState;
 use redis::Cmd;
 
 use super::{
@@ -32,14 +33,14 @@ const MANY: usize = 2_000_000;
 #[derive(Default)]
 pub(super) struct Moved {
     epoch: u64,
-    videos: HashMap<VideoId, Clean>,
+    videos: HashMap<VideoId, Clean, RandomState>,
     viewers: usize,
 }
 
 /// Those of one video, as of its last change.
 struct Clean {
     minded_until: Timestamp,
-    viewers: HashSet<u64>,
+    viewers: HashSet<u64, RandomState>,
 }
 
 /// Calls that remove viewers from former places.
@@ -138,7 +139,7 @@ impl Moved {
     /// Takes note of removals that succeeded.
     pub(super) fn note(&mut self, removals: Removals) {
         for (video, minded_until, viewer) in removals.clean {
-            let fresh = || Clean { minded_until, viewers: HashSet::new() };
+            let fresh = || Clean { minded_until, viewers: HashSet::default() };
             let clean = self.videos.entry(video).or_insert_with(fresh);
             if clean.minded_until != minded_until {
                 self.viewers -= clean.viewers.len();
