@@ -108,7 +108,8 @@ impl Allowed {
             }
             Self::Number(from, to) => text.parse().is_ok_and(|number| (from..=to).contains(&number)),
             Self::AutoOrPowerOfTwo(to) => {
-                text == "auto" || text.parse().is_ok_and(|number: u64| number.is_power_of_two() && number <= to)
+                text == "auto"
+                    || text.parse().is_ok_and(|number: u64| number.is_power_of_two() && number <= to)
             }
             Self::Flag => matches!(text, "true" | "false"),
             Self::Address => text.parse::<SocketAddr>().is_ok(),

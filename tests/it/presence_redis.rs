@@ -6,9 +6,16 @@ use crate::world::{NOON, World, beat, eventually, secs, video_id};
 
 /// The keys that live without an expiry, by design.
 fn lives_for_ever(key: &str) -> bool {
-    ["video:active:", "video:rank:", "video:swept:", "video:since:", "video:{shards}:", "video:views:settled:"]
-        .iter()
-        .any(|kind| key.starts_with(kind))
+    [
+        "video:active:",
+        "video:rank:",
+        "video:swept:",
+        "video:since:",
+        "video:{shards}:",
+        "video:views:settled:",
+    ]
+    .iter()
+    .any(|kind| key.starts_with(kind))
 }
 
 #[tokio::test]

@@ -141,7 +141,13 @@ async fn shards_halve_at_each_sweep_of_an_audience_that_goes_and_the_entry_goes_
             world.beat_all("film", 0..3).await;
         }
         world.pass(secs(54));
-        let left = if minute < 10 { 300 } else if minute < 39 { 3 } else { 0 };
+        let left = if minute < 10 {
+            300
+        } else if minute < 39 {
+            3
+        } else {
+            0
+        };
         assert_eq!(world.swept_count("film").await, Some(left), "minute {minute}");
         numbers.push(number_of_shards(&world, "film").await);
     }

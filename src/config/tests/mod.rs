@@ -83,7 +83,9 @@ fn shards_are_a_word_or_a_number_in_a_file_and_in_a_variable() {
         let variable = with(&[("HEADCOUNT_PRESENCE__SHARDS", given)]).unwrap();
         assert_eq!(variable.config.presence.shards, shards);
     }
-    for (given, shards) in [("\"auto\"", Shards::Auto), ("16", Shards::Fixed(16)), ("\"8\"", Shards::Fixed(8))] {
+    for (given, shards) in
+        [("\"auto\"", Shards::Auto), ("16", Shards::Fixed(16)), ("\"8\"", Shards::Fixed(8))]
+    {
         let file = with_file(&format!("[presence]\nshards = {given}\n"), &[]).unwrap();
         assert_eq!(file.config.presence.shards, shards);
     }

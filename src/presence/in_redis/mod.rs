@@ -1,6 +1,6 @@
 //! Viewers in Redis, shared by any number of instances: a hash of viewers for each shard of a video.
 //!
-//! `merge` and `writer` carry beats there, `read` and `cache` bring counts back, `walk` counts while
+//! `merge`, `writer`, `form` and `send` carry beats there, `read` and `cache` bring counts back, `walk` counts while
 //! it drops who left, `since` tells lost data from few viewers. `map` knows in how many shards a video
 //! is, and `moves` takes viewers off those they were in before. The sweep is `presence/sweep/`.
 
@@ -12,6 +12,7 @@ mod moves;
 mod notes;
 mod rank;
 pub(crate) mod read;
+mod send;
 pub(crate) mod since;
 pub(crate) mod walk;
 pub(crate) mod writer;
@@ -21,9 +22,7 @@ use std::{sync::Arc, time::Duration};
 use async_trait::async_trait;
 
 pub use self::since::History;
-use super::{
-    Beat, OnlineCount, Presence, Ranking, longest_beat_interval, sweep, tally::Tally,
-};
+use super::{Beat, OnlineCount, Presence, Ranking, longest_beat_interval, sweep, tally::Tally};
 use crate::{
     config::Config,
     error::StoreError,

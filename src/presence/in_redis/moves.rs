@@ -91,7 +91,8 @@ impl Moved {
         let mut by_key: BTreeMap<(&VideoId, u32), Vec<String>> = BTreeMap::new();
         for group in groups {
             let places = map.places(&group.video);
-            let Some(minded_until) = places.minded_until().filter(|_| places.are_moving(times.minding)) else {
+            let Some(minded_until) = places.minded_until().filter(|_| places.are_moving(times.minding))
+            else {
                 continue;
             };
             let settled_from = places.settled_from(times.window);

@@ -298,8 +298,7 @@ impl Reader {
         }
         self.reads.live.increment(live.len() as u64);
         let minding = self.map.minding_time();
-        let walks: Vec<_> =
-            live.iter().map(|live| (live.video.clone(), live.places.walk(minding))).collect();
+        let walks: Vec<_> = live.iter().map(|live| (live.video.clone(), live.places.walk(minding))).collect();
         let used = live.iter().map(|live| (&live.video, live.places));
         let walk = async {
             let walked = self.walker.walk(connection, &walks, None).await?;

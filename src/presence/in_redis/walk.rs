@@ -252,8 +252,7 @@ mod tests {
 
     #[test]
     fn what_is_in_flight_is_bounded_by_fields_and_not_by_keys() {
-        let step =
-            |length| Step { video: 0, key: String::new(), cursor: "0".into(), length, moving: false };
+        let step = |length| Step { video: 0, key: String::new(), cursor: "0".into(), length, moving: false };
         let mut steps: Vec<Step> = (0..100).map(|_| step(5)).collect();
         assert_eq!(split_by_work(&mut steps).len(), 100);
 

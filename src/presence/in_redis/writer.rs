@@ -13,25 +13,24 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use redis::Value;
 use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    form::{Form, Formed, Group},
-    map::{Copied, ShardMap},
+    form::Form,
+    map::ShardMap,
     merge::{Mark, Merge, Round, What},
-    moves::{Moved, Times, misplaced},
+    moves::Moved,
     notes::Notes,
+    send::{Learnt, Outcome},
     since::Known,
 };
 use crate::{
     clock::Timestamp,
     config::{self, Ack},
     error::{Part, StoreError},
-    failpoint,
     presence::Beat,
-    store::redis::{Connection, Redis, reply},
+    store::redis::Redis,
 };
 
 /// Older than this when it is written, a beat may be older than what another instance wrote; and
@@ -53,9 +52,9 @@ pub(crate) fn note_life(settings: &config::Presence) -> Duration {
 
 /// The way of beats to Redis.
 pub(super) struct Writer {
-    redis: Redis,
-    form: Form,
-    map: ShardMap,
+    pub(super) redis: Redis,
+    pub(super) form: Form,
+    pub(super) map: ShardMap,
     ack: Ack,
     linger: Duration,
     batch: usize,
@@ -219,190 +218,4 @@ impl Writer {
         }
         error.is_none_or(|error| !error.is_transient())
     }
-
-    async fn write_batch(
-        &self,
-        connection: &Connection,
-        batch: Vec<(Beat, Mark)>,
-        learnt: &mut Learnt,
-    ) -> Outcome {
-        let Learnt { notes, moved } = learnt;
-        notes.belong_to(connection.epoch());
-        moved.belong_to(connection.epoch(), self.map.minding_time());
-        let (map, mut formed, sent) = match self.form_batch(connection, batch, notes).await {
-            Ok(formed) => formed,
-            Err((error, batch)) => return Outcome::failed(error, batch),
-        };
-        let mut commands = std::mem::take(&mut formed.commands);
-        // Last, so that whatever was written by an older map is known.
-        commands.push(self.map.version());
-        let writing = connection.pipe(commands);
-        let mut values = match failpoint::step("beats.write", Part::Redis, writing).await {
-            Ok(values) => values,
-            Err(error) => return Outcome::failed(error, formed.into_marks()),
-        };
-        let version = values.pop().and_then(|version| reply::<Option<String>>(version).ok());
-        let timely = self.redis.clock().monotonic().saturating_sub(sent) <= LATE;
-        let mut outcome = Outcome::default();
-        let mut values = values.into_iter();
-        for partition in formed.since {
-            let told = values.next().map(reply::<String>);
-            if let Some(Ok(stamp)) = told
-                && timely
-            {
-                self.form.known.note(partition, &stamp);
-                notes.since_told(partition, sent);
-            }
-        }
-        let mut register_again = Vec::new();
-        let mut written = Vec::new();
-        for group in formed.groups {
-            match take_ok(&mut values, group.commands) {
-                Ok(()) => {
-                    if !timely {
-                        // What was registered so long ago may have been swept away since: once more,
-                        // at once.
-                        register_again.push(self.form.zadd(&group.video));
-                        register_again.push(self.form.expire(&group.video, group.shard));
-                    } else {
-                        if group.registers {
-                            notes.registered(&group.video, sent);
-                        }
-                        if group.expires {
-                            notes.expiry_set(&group.video, group.shard, sent);
-                        }
-                    }
-                    written.push(group);
-                }
-                Err(error) if error.is_transient() => {
-                    outcome.again.extend(group.into_marks());
-                    outcome.error = Some(error);
-                }
-                Err(error) => {
-                    tracing::error!(video.id = %group.video, error = %error, "redis refused beats for good");
-                    outcome.refused.extend(group.into_marks().map(|(beat, _)| beat));
-                    outcome.error.get_or_insert(error);
-                }
-            }
-        }
-        if !register_again.is_empty()
-            && let Err(error) = connection.pipe(register_again).await
-        {
-            tracing::debug!(error = %error, "late beats were not registered again");
-        }
-        let newest = if version.is_some_and(|version| map.is_of(version.as_deref())) {
-            map.seen(sent);
-            map
-        } else {
-            match self.map.read(connection).await {
-                Ok(newest) => {
-                    let moved = written.iter().flat_map(|group| misplaced(group, &map, &newest));
-                    outcome.elsewhere.extend(moved);
-                    newest
-                }
-                // Where they should be is not known; once more, then, and no harm is done.
-                Err(error) => {
-                    outcome.elsewhere.extend(written.into_iter().flat_map(Group::into_marks));
-                    outcome.error.get_or_insert(error);
-                    return outcome;
-                }
-            }
-        };
-        self.move_viewers(connection, &written, &newest, (moved, formed.now), &mut outcome).await;
-        outcome
-    }
-
-    /// Forms a batch that is of this moment and by a map of this moment, and tells the moment.
-    async fn form_batch(
-        &self,
-        connection: &Connection,
-        mut batch: Vec<(Beat, Mark)>,
-        notes: &Notes,
-    ) -> Result<(Arc<Copied>, Formed, Duration), (StoreError, Vec<(Beat, Mark)>)> {
-        loop {
-            let map = match self.map.recent(connection).await {
-                Ok(map) => map,
-                Err(error) => return Err((error, batch)),
-            };
-            let formed = self.form.form(connection, &map, batch, notes);
-            let sent = self.redis.clock().monotonic();
-            // The process may have been stopped meanwhile: by then other instances have gone on.
-            if sent.saturating_sub(formed.at) <= LATE && self.map.is_recent(&map) {
-                return Ok((map, formed, sent));
-            }
-            batch = formed.into_marks();
-        }
-    }
-
-    /// Removes the viewers of `written` from the places they had before.
-    async fn move_viewers(
-        &self,
-        connection: &Connection,
-        written: &[Group],
-        map: &Copied,
-        (moved, formed): (&mut Moved, Timestamp),
-        outcome: &mut Outcome,
-    ) {
-        let times =
-            Times { written: formed, minding: self.map.minding_time(), window: self.form.window };
-        let mut removals = moved.removals(written.iter(), map, self.redis.keys(), times);
-        if removals.is_empty() {
-            moved.note(removals);
-            return;
-        }
-        let removing = connection.pipe(std::mem::take(&mut removals.commands));
-        let removed = match failpoint::step("beats.move", Part::Redis, removing).await {
-            Ok(values) => values.into_iter().try_for_each(|value| reply::<u64>(value).map(drop)),
-            Err(error) => Err(error),
-        };
-        match removed {
-            Ok(()) => moved.note(removals),
-            Err(error) => {
-                tracing::debug!(error = %error, "viewers were not taken off their former places");
-                // A beat is stored all the same; a goodbye isn't said before it is said everywhere.
-                let (goodbyes, beats): (Vec<_>, Vec<_>) =
-                    removals.marks.into_iter().partition(|(_, mark)| mark.what == What::Leave);
-                outcome.elsewhere.extend(beats);
-                if !goodbyes.is_empty() {
-                    outcome.again.extend(goodbyes);
-                    outcome.error.get_or_insert(error);
-                }
-            }
-        }
-    }
-}
-
-/// What the writer knows of a connection's data.
-struct Learnt {
-    notes: Notes,
-    moved: Moved,
-}
-
-/// What came of a batch.
-#[derive(Default)]
-struct Outcome {
-    error: Option<StoreError>,
-    /// To be written again.
-    again: Vec<(Beat, Mark)>,
-    /// Not to be written again: asking again won't help.
-    refused: Vec<Beat>,
-    /// Written, and to be written again at the places of a newer map.
-    elsewhere: Vec<(Beat, Mark)>,
-}
-
-impl Outcome {
-    fn failed(error: StoreError, again: Vec<(Beat, Mark)>) -> Self {
-        Self { error: Some(error), again, ..Self::default() }
-    }
-}
-
-/// Takes the answers to `count` commands; the first refusal stands for all.
-fn take_ok(values: &mut impl Iterator<Item = Value>, count: usize) -> Result<(), StoreError> {
-    let mut result = Ok(());
-    for value in values.take(count) {
-        if let Err(error) = reply::<Value>(value) {
-            result = result.and(Err(error));
-        }
-    }
-    result
 }

@@ -1,6 +1,9 @@
 use proptest::prelude::*;
 
-use super::*;
+use super::{
+    entry::{MOST, Number},
+    *,
+};
 use crate::ids::UserId;
 
 fn viewer(number: u64) -> ViewerId {
@@ -36,9 +39,9 @@ fn every_viewer_has_one_place_below_the_number_of_shards_whatever_the_sign_of_it
 
 #[test]
 fn what_no_sweep_has_written_is_no_entry() {
-    for stored in
-        ["", "x", "0", "12", "-1", "131072", "64 1", "64 1:", "64 1:x", "64 3:5", "64  1:5", " 64", "auto x:1"]
-    {
+    for stored in [
+        "", "x", "0", "12", "-1", "131072", "64 1", "64 1:", "64 1:x", "64 3:5", "64  1:5", " 64", "auto x:1",
+    ] {
         assert_eq!(Entry::parse(stored), None, "{stored:?}");
     }
     assert_eq!(entry("65536").number(), Number::Of(65_536));

@@ -256,7 +256,9 @@ impl<'a> Pass<'a> {
             counted
                 .iter()
                 // One with an entry stays until there is none.
-                .filter(|counted| counted.walked.left == 0 && counted.score < limit && counted.stored.is_none())
+                .filter(|counted| {
+                    counted.walked.left == 0 && counted.score < limit && counted.stored.is_none()
+                })
                 .map(|counted| counted.video.to_string()),
         );
         if leaving.len() > 1 {
