@@ -326,19 +326,19 @@ async fn where_the_map_is_lost_viewers_are_written_where_they_are_looked_for() {
     world.beat_all("film", 0..200).await;
     eventually("everybody is in the one shard", async || {
         let stored = Stored::of(&world, "film").await;
-        stored.covered == 1 && stored.shards.get(&0).is_some_and(|held| held.len() == 200)
+        stored.covered == 1 && stored.shards.len() == 1 && stored.shards[&0].len() == 200
     })
     .await;
 }
 
-/// Bytes of Redis's memory, without what it keeps for connections.
+/// Redis keeps a histogram of some 20 kB for each command that was ever called.
+const WITHOUT_HISTOGRAMS: &[&str] = &["--latency-tracking", "no"];
+
+/// Bytes of Redis's memory, of which nothing is for connections: nobody else has one.
 async fn used_memory(redis: &OwnRedis) -> i64 {
     let info: String = redis.query(redis::cmd("INFO").arg("memory").clone()).await.unwrap();
-    let bytes = |name: &str| -> i64 {
-        let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap();
-        line.trim().parse().unwrap()
-    };
-    bytes("used_memory") - bytes("mem_clients_normal")
+    let used = info.lines().find_map(|line| line.strip_prefix("used_memory:")).unwrap();
+    used.trim().parse().unwrap()
 }
 
 async fn over(redis: &OwnRedis, shards: Shards) -> World {
@@ -367,41 +367,48 @@ fn each(bytes: i64, viewers: u32) -> f64 {
     bytes as f64 / f64::from(viewers)
 }
 
+/// A hash of 98 such viewers, its key and its life included, takes 15.7 bytes a viewer in the Redis 7.0.15 of
+/// Debian 12, written by hand; a hashtable takes five times as much.
 #[tokio::test]
 async fn a_hundred_thousand_viewers_of_one_video_take_the_memory_of_listpacks() {
     const VIEWERS: u32 = 100_000;
-    for (shards, most) in [(Shards::Fixed(1_024), 14.5), (Shards::Auto, 15.5)] {
-        let redis = OwnRedis::start(&[]).await;
+    for shards in [Shards::Fixed(1_024), Shards::Auto] {
+        let redis = OwnRedis::start(WITHOUT_HISTOGRAMS).await;
         let world = over(&redis, shards).await;
         world.sweep().await;
+        let stopped = world.drained().await;
         let before = used_memory(&redis).await;
+        let world = stopped.started().await;
         let film = || (0..VIEWERS).map(|viewer| ("film".to_owned(), viewer));
         beats_of(&world, film()).await;
         if shards == Shards::Auto {
             assert_eq!(world.swept_count("film").await, Some(u64::from(VIEWERS)));
-            // Twelve seconds later nobody writes to the former place any more.
             world.pass(secs(30));
             beats_of(&world, film()).await;
             assert_eq!(world.swept_count("film").await, Some(u64::from(VIEWERS)));
             assert_eq!(number_of_shards(&world, "film").await, 1_024);
         }
+        world.drained().await;
         let taken = each(used_memory(&redis).await - before, VIEWERS);
         println!("{shards:?}: {taken:.1} bytes a viewer");
-        assert!(taken <= most, "{shards:?}: {taken} bytes a viewer");
+        assert!(taken <= 16.5, "{shards:?}: {taken} bytes a viewer");
     }
 }
 
 #[tokio::test]
 async fn ten_thousand_cold_videos_take_little_beside_their_hashes() {
     const VIDEOS: u32 = 10_000;
-    let redis = OwnRedis::start(&[]).await;
+    let redis = OwnRedis::start(WITHOUT_HISTOGRAMS).await;
     let world = over(&redis, Shards::Auto).await;
     world.sweep().await;
+    let stopped = world.drained().await;
     let before = used_memory(&redis).await;
+    let world = stopped.started().await;
     let beats = (0..3 * VIDEOS).map(|viewer| (format!("{:09}", 500_000_000 + viewer / 3), viewer));
     beats_of(&world, beats).await;
     world.sweep().await;
     assert_eq!(world.stores.presence.top(1).await.videos.len(), 1);
+    world.drained().await;
     let all = each(used_memory(&redis).await - before, 3 * VIDEOS);
     let names: Vec<String> = redis.query(redis::cmd("KEYS").arg("video:*").clone()).await.unwrap();
     let others: Vec<&String> = names.iter().filter(|name| !name.starts_with("video:online:")).collect();

@@ -162,3 +162,16 @@ pub(super) fn misplaced(group: &Group, used: &Copied, newer: &Copied) -> impl It
     });
     marks.map(|(viewer, mark)| (Beat { video: group.video.clone(), viewer: viewer.clone() }, *mark))
 }
+
+/// Removes what was just written at the place of `group` and, by a map that was lost since, nobody would
+/// ever look for there: it would count once more when the video has as many shards again.
+pub(super) fn unlooked_for(group: &Group, newer: &Copied, keys: &Keys, minding: Timestamp) -> Option<Cmd> {
+    let places = newer.places(&group.video);
+    let is_lost = |viewer: &ViewerId| {
+        places.of(viewer) != group.shard && places.formers_of(viewer, minding).all(|at| at != group.shard)
+    };
+    let lost = group.marks().iter().filter(|(viewer, mark)| mark.what == What::Beat && is_lost(viewer));
+    let viewers: Vec<String> =
+        lost.flat_map(|(viewer, mark)| [viewer.as_str().to_owned(), mark.at.secs().to_string()]).collect();
+    (!viewers.is_empty()).then(|| HDEL_OLDER.call(&[keys.online(&group.video, group.shard)], &viewers))
+}

@@ -9,7 +9,7 @@ use super::{
     form::{Formed, Group},
     map::Copied,
     merge::{Mark, What},
-    moves::{Moved, Times, misplaced},
+    moves::{Moved, Times, misplaced, unlooked_for},
     notes::Notes,
     writer::{LATE, Writer},
 };
@@ -124,6 +124,11 @@ impl Writer {
                 Ok(newest) => {
                     let moved = written.iter().flat_map(|group| misplaced(group, &map, &newest));
                     outcome.elsewhere.extend(moved);
+                    let (keys, minding) = (self.redis.keys(), self.map.minding_time());
+                    let lost = written.iter().filter_map(|group| unlooked_for(group, &newest, keys, minding));
+                    if let Err(error) = connection.pipe(lost.collect()).await {
+                        tracing::debug!(error = %error, "beats were left where nobody looks for them");
+                    }
                     newest
                 }
                 // Where they should be is not known; once more, then, and no harm is done.
