@@ -367,8 +367,8 @@ fn each(bytes: i64, viewers: u32) -> f64 {
     bytes as f64 / f64::from(viewers)
 }
 
-/// A hash of 98 such viewers, its key and its life included, takes 15.7 bytes a viewer in the Redis 7.0.15 of
-/// Debian 12, written by hand; a hashtable takes five times as much.
+/// A hash of 98 such viewers, its key and its life included, takes 15.1 bytes a viewer in Debian's Redis 7.0.15,
+/// written by hand as well; a hashtable takes five times as much.
 #[tokio::test]
 async fn a_hundred_thousand_viewers_of_one_video_take_the_memory_of_listpacks() {
     const VIEWERS: u32 = 100_000;
@@ -391,7 +391,7 @@ async fn a_hundred_thousand_viewers_of_one_video_take_the_memory_of_listpacks() 
         world.drained().await;
         let taken = each(used_memory(&redis).await - before, VIEWERS);
         println!("{shards:?}: {taken:.1} bytes a viewer");
-        assert!(taken <= 16.5, "{shards:?}: {taken} bytes a viewer");
+        assert!(taken <= 15.5, "{shards:?}: {taken} bytes a viewer");
     }
 }
 
