@@ -171,7 +171,9 @@ pub struct Presence {
     #[serde(with = "humantime_serde")]
     pub heartbeat_every: Duration,
     /// Hashes a video.
-    pub shards: u32,
+    pub shards: Shards,
+    /// Viewers in each hash of a video, where the audience decides how many hashes there are.
+    pub viewers_per_shard: u32,
     /// When a beat is answered.
     pub ack: Ack,
     /// How long beats are merged.
@@ -183,6 +185,36 @@ pub struct Presence {
     pub max_merged: usize,
     /// Videos whose count is kept ready.
     pub cached_videos: usize,
+}
+
+/// In how many hashes Redis keeps the viewers of one video.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "Word")]
+pub enum Shards {
+    /// As many as its audience asks for.
+    Auto,
+    /// So many for every video, a power of two.
+    Fixed(u32),
+}
+
+/// A number, which a file gives as it is and a variable as text, or a word.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Word {
+    Number(u32),
+    Text(String),
+}
+
+impl TryFrom<Word> for Shards {
+    type Error = std::num::ParseIntError;
+
+    fn try_from(word: Word) -> Result<Self, Self::Error> {
+        match word {
+            Word::Number(shards) => Ok(Self::Fixed(shards)),
+            Word::Text(text) if text == "auto" => Ok(Self::Auto),
+            Word::Text(text) => text.parse().map(Self::Fixed),
+        }
+    }
 }
 
 /// Who is one viewer.

@@ -45,7 +45,8 @@ pub(super) const SETTINGS: &[(&str, Allowed)] = &[
     ("presence.identity", Allowed::OneOf(&["user", "device"])),
     ("presence.window", Allowed::Time(secs(5), HOUR)),
     ("presence.heartbeat_every", Allowed::Time(secs(1), secs(600))),
-    ("presence.shards", Allowed::PowerOfTwo(1_024)),
+    ("presence.shards", Allowed::AutoOrPowerOfTwo(1_024)),
+    ("presence.viewers_per_shard", Allowed::Number(10, 400)),
     ("presence.ack", Allowed::OneOf(&["received", "stored"])),
     ("presence.linger", Allowed::Time(millis(10), secs(2))),
     ("presence.batch", Allowed::Number(1, 100_000)),
@@ -72,8 +73,8 @@ pub(super) enum Allowed {
     Time(Duration, Duration),
     /// A whole number, both ends included.
     Number(u64, u64),
-    /// A power of two up to this one.
-    PowerOfTwo(u64),
+    /// The word `auto`, or a power of two up to this one.
+    AutoOrPowerOfTwo(u64),
     /// `true` or `false`.
     Flag,
     /// Where to listen.
@@ -106,8 +107,9 @@ impl Allowed {
                 humantime::parse_duration(text).is_ok_and(|time| (from..=to).contains(&time))
             }
             Self::Number(from, to) => text.parse().is_ok_and(|number| (from..=to).contains(&number)),
-            Self::PowerOfTwo(to) => {
-                text.parse().is_ok_and(|number: u64| number.is_power_of_two() && number <= to)
+            Self::AutoOrPowerOfTwo(to) => {
+                text == "auto"
+                    || text.parse().is_ok_and(|number: u64| number.is_power_of_two() && number <= to)
             }
             Self::Flag => matches!(text, "true" | "false"),
             Self::Address => text.parse::<SocketAddr>().is_ok(),
@@ -147,7 +149,7 @@ impl fmt::Display for Allowed {
                 )
             }
             Self::Number(from, to) => write!(formatter, "a whole number from {from} to {to}"),
-            Self::PowerOfTwo(to) => write!(formatter, "a power of two from 1 to {to}"),
+            Self::AutoOrPowerOfTwo(to) => write!(formatter, "\"auto\", or a power of two from 1 to {to}"),
             Self::Flag => formatter.write_str("true or false"),
             Self::Address => {
                 formatter.write_str("an IP address and a port, such as \"127.0.0.1:8080\" or \"[::]:8080\"")

@@ -13,6 +13,7 @@ pub(super) struct Share {
     /// When it was last swept, here or elsewhere, in Unix seconds.
     pub(super) swept: i64,
     pub(super) videos: u64,
+    pub(super) sharded: u64,
     pub(super) viewers: u64,
     pub(super) fullest_shard: u64,
 }
@@ -36,6 +37,7 @@ impl Tally {
         let sum = |figure: fn(&Share) -> u64| shares.iter().map(figure).sum();
         gauge("headcount_online_fields", sum(|share| share.viewers));
         gauge("headcount_active_videos", sum(|share| share.videos));
+        gauge("headcount_sharded_videos", sum(|share| share.sharded));
         let fullest = shares.iter().map(|share| share.fullest_shard).max();
         gauge("headcount_shard_fields_max", fullest.unwrap_or_default());
         // The oldest: one partition that fails shows, however well the others do.

@@ -11,6 +11,8 @@
 //! | `video:rank:{p}` | zset, most watched videos → count | replaced whole by each sweep |
 //! | `video:swept:{p}` | string, Redis time at which the last full sweep began | none |
 //! | `video:since:{p}` | string, `<time> <run id> <new\|again>` | none |
+//! | `video:{shards}:map` | hash, videoId (of more than one shard) or `*` → shards now and before | members leave by sweep |
+//! | `video:{shards}:version` | string, grows with every change of the map | none |
 //! | `video:views:delta:{p}:<videoId>` | string, plays not yet in the database | gone at 0 |
 //! | `video:views:dirty:{p}` | set, videos with a delta | members leave at 0 |
 //! | `video:views:batch:{p}` | hash, `#id`, `#at`, `#tries`, video → plays | until settled |
@@ -73,6 +75,18 @@ impl Keys {
     #[must_use]
     pub fn since(&self, partition: Partition) -> String {
         format!("{}video:since:{{{partition}}}", self.prefix)
+    }
+
+    /// Hash, videos of more than one shard, and `*` for all → their number now and before.
+    #[must_use]
+    pub fn shards_map(&self) -> String {
+        format!("{}video:{{shards}}:map", self.prefix)
+    }
+
+    /// String, grows with every change of the map.
+    #[must_use]
+    pub fn shards_version(&self) -> String {
+        format!("{}video:{{shards}}:version", self.prefix)
     }
 
     /// String, plays of one video not yet in the database.

@@ -38,4 +38,6 @@ mod redis_scripts;
 mod redis_trouble;
 mod redis_trouble_data;
 mod routes;
+mod shards;
+mod shards_property;
 mod world;

@@ -10,7 +10,7 @@ use headcount::{
 };
 use headcount_support::{Proxy, Way};
 
-use crate::world::{World, a_play, beat, eventually, service, video_id, viewer_id};
+use crate::world::{World, a_play, beat, eventually, service, video_id};
 
 const DEADLINE: Duration = Duration::from_millis(500);
 
@@ -207,7 +207,7 @@ async fn calls_into_the_dark_leave_no_task_behind() {
 async fn a_beat_cut_at_any_byte_is_written_in_the_end_and_never_outside_the_sweep() {
     const LANES: usize = 16;
     let (first, _proxy) = behind_redis(|config| {
-        config.presence.shards = 1;
+        config.presence.shards = headcount::config::Shards::Fixed(1);
         config.redis.deadline = Duration::from_secs(10);
     })
     .await;
@@ -252,9 +252,8 @@ async fn a_beat_cut_at_any_byte_is_written_in_the_end_and_never_outside_the_swee
 
 /// The viewers of a video whose only viewer is Ann, and its place in the registry.
 async fn in_redis(world: &World, video: &str) -> (u64, Option<i64>) {
-    let shard = viewer_id("ann").hash64() & u64::from(world.config.presence.shards - 1);
     let mut length = redis::cmd("HLEN");
-    length.arg(world.key(&format!("video:online:{video}:{shard}")));
+    length.arg(world.shard_key(video, "ann"));
     let mut score = redis::cmd("ZSCORE");
     let partition = video_id(video).partition();
     score.arg(world.key(&format!("video:active:{{{partition}}}"))).arg(video);

@@ -1,19 +1,21 @@
 //! What holds of presence in Redis: several instances, lost data, refused commands, keys and their lives.
 
-use headcount::error::StoreError;
+use headcount::{config::Shards, error::StoreError};
 
-use crate::world::{NOON, World, beat, eventually, secs, video_id, viewer_id};
-
-fn shard_of(world: &World, video: &str, viewer: &str) -> String {
-    let shard = viewer_id(viewer).hash64() & u64::from(world.config.presence.shards - 1);
-    world.key(&format!("video:online:{video}:{shard}"))
-}
+use crate::world::{NOON, World, beat, eventually, secs, video_id};
 
 /// The keys that live without an expiry, by design.
 fn lives_for_ever(key: &str) -> bool {
-    ["video:active:", "video:rank:", "video:swept:", "video:since:", "video:views:settled:"]
-        .iter()
-        .any(|kind| key.starts_with(kind))
+    [
+        "video:active:",
+        "video:rank:",
+        "video:swept:",
+        "video:since:",
+        "video:{shards}:",
+        "video:views:settled:",
+    ]
+    .iter()
+    .any(|kind| key.starts_with(kind))
 }
 
 #[tokio::test]
@@ -21,7 +23,7 @@ async fn a_beat_is_a_field_of_its_viewers_shard_with_the_second_it_came() {
     let world = World::redis().await;
     world.beat("film", "ann").await;
     let mut get = redis::cmd("HGET");
-    get.arg(shard_of(&world, "film", "ann")).arg("ann");
+    get.arg(world.shard_key("film", "ann")).arg("ann");
     assert_eq!(world.redis_command::<i64>(&get).await, NOON.secs());
 
     let mut score = redis::cmd("ZSCORE");
@@ -49,7 +51,7 @@ async fn every_key_has_a_life_but_the_few_that_need_none() {
 async fn a_shard_lives_a_window_a_note_and_two_sweeps() {
     let world = World::redis().await;
     world.beat("film", "ann").await;
-    let life: u64 = world.redis_command(redis::cmd("TTL").arg(shard_of(&world, "film", "ann"))).await;
+    let life: u64 = world.redis_command(redis::cmd("TTL").arg(world.shard_key("film", "ann"))).await;
     assert!((740..=750).contains(&life), "{life}");
 }
 
@@ -138,7 +140,7 @@ async fn a_stopping_instance_gives_its_own_locks_back_and_no_others() {
 #[tokio::test]
 async fn a_key_of_a_wrong_type_fails_its_own_beats_only() {
     let world = World::redis().await;
-    let () = world.redis_command(redis::cmd("SET").arg(shard_of(&world, "film", "ann")).arg("x")).await;
+    let () = world.redis_command(redis::cmd("SET").arg(world.shard_key("film", "ann")).arg("x")).await;
     let results = world
         .stores
         .presence
@@ -155,7 +157,7 @@ async fn a_key_of_a_wrong_type_fails_its_own_beats_only() {
 async fn fields_that_are_no_numbers_are_swept_away() {
     let world = World::redis().await;
     world.beat("film", "ann").await;
-    let key = shard_of(&world, "film", "ann");
+    let key = world.shard_key("film", "ann");
     let () = world.redis_command(redis::cmd("HSET").arg(&key).arg("x").arg("soon").arg("y").arg("")).await;
     assert_eq!(world.swept_count("film").await, Some(1));
     let fields: Vec<String> = world.redis_command(redis::cmd("HKEYS").arg(&key)).await;
@@ -214,7 +216,7 @@ async fn scripts_that_redis_lost_are_loaded_again_unnoticed() {
 async fn merged_beats_reach_redis_within_a_linger() {
     let world = World::redis_with(|config| config.presence.ack = headcount::config::Ack::Received).await;
     world.beat("film", "ann").await;
-    let key = shard_of(&world, "film", "ann");
+    let key = world.shard_key("film", "ann");
     eventually("the beat is stored", async || {
         world.redis_command::<i64>(redis::cmd("EXISTS").arg(&key)).await == 1
     })
@@ -237,7 +239,7 @@ async fn a_stopping_instance_writes_the_beats_it_took() {
 
 #[tokio::test]
 async fn a_video_of_one_shard_is_counted_by_its_length() {
-    let world = World::redis_with(|config| config.presence.shards = 1).await;
+    let world = World::redis_with(|config| config.presence.shards = Shards::Fixed(1)).await;
     world.beat_all("film", 0..300).await;
     assert_eq!(world.swept_count("film").await, Some(300));
     let keys = world.redis_keys().await;

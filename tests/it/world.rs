@@ -253,6 +253,16 @@ impl World {
         keys.into_iter().map(|key| key[prefix.len()..].to_owned()).collect()
     }
 
+    /// The key of a viewer's shard, where the number of shards is fixed or there is one.
+    pub fn shard_key(&self, video: &str, viewer: &str) -> String {
+        let shards = match self.config.presence.shards {
+            config::Shards::Auto => 1,
+            config::Shards::Fixed(shards) => shards,
+        };
+        let shard = viewer_id(viewer).hash64() & u64::from(shards - 1);
+        self.key(&format!("video:online:{video}:{shard}"))
+    }
+
     /// A key with the prefix.
     pub fn key(&self, name: &str) -> String {
         format!("{}{name}", self.config.redis.prefix)

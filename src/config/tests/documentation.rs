@@ -61,7 +61,7 @@ fn the_comment_above_a_setting_states_the_range_that_is_checked() {
             let range = match allowed {
                 Allowed::Time(from, to) => format!(" {} to {}", short(*from), short(*to)),
                 Allowed::Number(from, to) => format!(" {} to {}", grouped(*from), grouped(*to)),
-                Allowed::PowerOfTwo(to) => format!(" 1 to {}", grouped(*to)),
+                Allowed::AutoOrPowerOfTwo(to) => format!(" 1 to {}", grouped(*to)),
                 _ => String::new(),
             };
             assert!(comment.contains(&range), "{name}: {range:?} is not in {comment:?}");

@@ -5,7 +5,7 @@ mod documentation;
 use std::{collections::HashMap, io::Write as _, time::Duration};
 
 use super::{
-    Ack, BackendKind, SecretUrl,
+    Ack, BackendKind, SecretUrl, Shards,
     invalid::Invalid,
     load::{Loaded, load},
     settings::allowed,
@@ -70,11 +70,26 @@ fn every_kind_of_value_can_be_a_variable() {
     assert_eq!(loaded.backend, BackendKind::Redis);
     assert_eq!(loaded.server.listen, "[::1]:0".parse().unwrap());
     assert!(!loaded.postgres.migrate);
-    assert_eq!(loaded.presence.shards, 64);
+    assert_eq!(loaded.presence.shards, Shards::Fixed(64));
     assert_eq!(loaded.plays.timezone, chrono_tz::Asia::Shanghai);
     assert_eq!(loaded.redis.prefix, "007", "what looks like a number stays the text it is");
     assert_eq!(loaded.embedded.path.to_str(), Some("1"));
     assert_eq!(loaded.jobs.flush_every, Duration::from_millis(1_500));
+}
+
+#[test]
+fn shards_are_a_word_or_a_number_in_a_file_and_in_a_variable() {
+    for (given, shards) in [("auto", Shards::Auto), ("16", Shards::Fixed(16))] {
+        let variable = with(&[("HEADCOUNT_PRESENCE__SHARDS", given)]).unwrap();
+        assert_eq!(variable.config.presence.shards, shards);
+    }
+    for (given, shards) in
+        [("\"auto\"", Shards::Auto), ("16", Shards::Fixed(16)), ("\"8\"", Shards::Fixed(8))]
+    {
+        let file = with_file(&format!("[presence]\nshards = {given}\n"), &[]).unwrap();
+        assert_eq!(file.config.presence.shards, shards);
+    }
+    assert_eq!(with(&[]).unwrap().config.presence.shards, Shards::Auto);
 }
 
 #[test]
@@ -151,6 +166,8 @@ fn a_value_out_of_its_range_is_told_with_the_setting_the_value_and_the_range() {
         ("plays.wait", "1"),
         ("postgres.migrate", "yes"),
         ("presence.shards", "12"),
+        ("presence.shards", "Auto"),
+        ("presence.viewers_per_shard", "500"),
         ("presence.shards", "0"),
         ("presence.shards", "2048"),
         ("plays.timezone", "Peking"),
@@ -171,6 +188,7 @@ fn both_ends_of_a_range_are_allowed() {
         ("redis.batch_min_age", "0s"),
         ("presence.shards", "1"),
         ("presence.shards", "1024"),
+        ("presence.shards", "auto"),
         ("postgres.max_connections", "2"),
         ("postgres.max_connections", "1000"),
         ("log.filter", "WARN,headcount::presence=debug"),

@@ -13,6 +13,7 @@ use ahash::RandomState;
 use redis::Cmd;
 
 use super::{
+    map::Copied,
     merge::{Mark, What},
     notes::Notes,
     since::{Cause, Known},
@@ -21,7 +22,7 @@ use super::{
 use crate::{
     clock::Timestamp,
     ids::{PARTITIONS, Partition, VideoId, ViewerId},
-    presence::{Beat, shards::Shards},
+    presence::Beat,
     store::{
         redis::{Connection, Redis},
         script::LuaScript,
@@ -37,7 +38,6 @@ pub(crate) static HDEL_OLDER: LuaScript = LuaScript::new("hdel_older", include_s
 /// Forms batches.
 pub(super) struct Form {
     pub(super) redis: Redis,
-    pub(super) shards: Shards,
     pub(super) known: Known,
     pub(super) window: Duration,
     /// Of a shard, from its last beat.
@@ -48,6 +48,8 @@ pub(super) struct Form {
 pub(super) struct Formed {
     /// When, on the monotonic clock.
     pub(super) at: Duration,
+    /// When, in Redis's time.
+    pub(super) now: Timestamp,
     pub(super) commands: Vec<Cmd>,
     /// The partitions whose stamps the first commands ask for.
     pub(super) since: Vec<Partition>,
@@ -66,28 +68,45 @@ pub(super) struct Group {
 }
 
 impl Group {
+    pub(super) fn marks(&self) -> &[(ViewerId, Mark)] {
+        &self.marks
+    }
+
     pub(super) fn into_marks(self) -> impl Iterator<Item = (Beat, Mark)> {
         let video = self.video;
         self.marks.into_iter().map(move |(viewer, mark)| (Beat { video: video.clone(), viewer }, mark))
     }
 }
 
+impl Formed {
+    /// Its marks, to be formed again.
+    pub(super) fn into_marks(self) -> Vec<(Beat, Mark)> {
+        self.groups.into_iter().flat_map(Group::into_marks).collect()
+    }
+}
+
 impl Form {
-    /// The commands that write a batch on `connection`, now.
-    pub(super) fn form(&self, connection: &Connection, batch: Vec<(Beat, Mark)>, notes: &Notes) -> Formed {
+    /// The commands that write a batch on `connection`, now, at the places of `map`.
+    pub(super) fn form(
+        &self,
+        connection: &Connection,
+        map: &Copied,
+        batch: Vec<(Beat, Mark)>,
+        notes: &Notes,
+    ) -> Formed {
         let now = self.redis.clock().now();
         let monotonic = self.redis.clock().monotonic();
         let mut shards: HashMap<(VideoId, u32), Vec<(ViewerId, Mark)>, RandomState> = HashMap::default();
         for (beat, mark) in batch {
             // Such a viewer is offline by now.
             if now.since(mark.at) <= self.window {
-                let shard = self.shards.places(&beat.video).of(&beat.viewer);
+                let shard = map.places(&beat.video).of(&beat.viewer);
                 shards.entry((beat.video, shard)).or_default().push((beat.viewer, mark));
             }
         }
 
         let mut formed =
-            Formed { at: monotonic, commands: Vec::new(), since: Vec::new(), groups: Vec::new() };
+            Formed { at: monotonic, now, commands: Vec::new(), since: Vec::new(), groups: Vec::new() };
         let mut partitions = [false; PARTITIONS as usize];
         for (video, _) in shards.keys() {
             partitions[video.partition().index()] = true;

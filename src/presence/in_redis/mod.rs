@@ -1,14 +1,18 @@
 //! Viewers in Redis, shared by any number of instances: a hash of viewers for each shard of a video.
 //!
-//! `merge` and `writer` carry beats there, `read` and `cache` bring counts back, `walk` counts while
-//! it drops who left, `since` tells lost data from few viewers. The sweep is `presence/sweep/`.
+//! `merge`, `writer`, `form` and `send` carry beats there, `read` and `cache` bring counts back, `walk` counts while
+//! it drops who left, `since` tells lost data from few viewers. `map` knows in how many shards a video
+//! is, and `moves` takes viewers off those they were in before. The sweep is `presence/sweep/`.
 
 mod cache;
 mod form;
+pub(crate) mod map;
 mod merge;
+mod moves;
 mod notes;
 mod rank;
 pub(crate) mod read;
+mod send;
 pub(crate) mod since;
 pub(crate) mod walk;
 pub(crate) mod writer;
@@ -18,9 +22,7 @@ use std::{sync::Arc, time::Duration};
 use async_trait::async_trait;
 
 pub use self::since::History;
-use super::{
-    Beat, OnlineCount, Presence, Ranking, longest_beat_interval, shards::Shards, sweep, tally::Tally,
-};
+use super::{Beat, OnlineCount, Presence, Ranking, longest_beat_interval, sweep, tally::Tally};
 use crate::{
     config::Config,
     error::StoreError,
@@ -31,10 +33,11 @@ use crate::{
 };
 
 /// The scripts to be loaded on every connection.
-pub static SCRIPTS: [&LuaScript; 7] = [
+pub static SCRIPTS: [&LuaScript; 8] = [
     &since::SINCE,
     &form::BEAT_NEWER,
     &form::HDEL_OLDER,
+    &map::RESHARD,
     &walk::PRUNE,
     &sweep::COUNT_STORE,
     &sweep::REGISTRY_LEAVE,
@@ -48,6 +51,7 @@ pub struct RedisPresence {
     reader: Arc<read::Reader>,
     rank: rank::Rank,
     walker: walk::Walker,
+    map: map::ShardMap,
     known: since::Known,
     heartbeat_every: Duration,
 }
@@ -62,18 +66,18 @@ impl RedisPresence {
         history: Arc<dyn History>,
         lifecycle: &Lifecycle,
     ) -> Arc<Self> {
-        let shards = Shards::fixed(config.presence.shards);
+        let map = map::ShardMap::new(redis.clone(), &config.presence);
         let known = since::Known::default();
         let writer = Arc::new(writer::Writer::new(
             redis.clone(),
-            shards,
+            map.clone(),
             known.clone(),
             &config.presence,
             &config.jobs,
         ));
         let listpacks = walk::Listpacks::default();
         let walker = walk::Walker::new(redis.clone(), &config.presence, &config.jobs, listpacks.clone());
-        let (reader, asked) = read::Reader::new(redis.clone(), shards, walker.clone(), config);
+        let (reader, asked) = read::Reader::new(redis.clone(), map.clone(), walker.clone(), config);
         let waiting = writer.clone();
         redis.greet_with(Arc::new(since::Stamper {
             redis: redis.clone(),
@@ -83,8 +87,10 @@ impl RedisPresence {
             doubt: since::doubt(longest_beat_interval(config.presence.heartbeat_every)),
             beats_waited: Box::new(move || waiting.beats_waited()),
         }));
+        redis.greet_with(Arc::new(map.clone()));
         let stopping = lifecycle.stopping(Phase::Writers);
         lifecycle.spawn(Phase::Writers, "beats", writer.clone().run(stopping.clone()));
+        lifecycle.spawn(Phase::Writers, "shard-map", map.clone().run(stopping.clone()));
         lifecycle.spawn(Phase::Writers, "counts", reader.clone().run(asked, stopping));
         Arc::new(Self {
             redis: redis.clone(),
@@ -92,6 +98,7 @@ impl RedisPresence {
             writer,
             reader,
             walker,
+            map,
             known,
             heartbeat_every: config.presence.heartbeat_every,
         })
@@ -103,9 +110,14 @@ impl RedisPresence {
         let tally = Arc::new(Tally::new(self.redis.clock().now().secs()));
         Partition::all()
             .map(|partition| {
-                let sweep =
-                    sweep::Sweep::new(&self.redis, &self.walker, config, partition, &tally, &self.known);
-                Arc::new(sweep) as Arc<dyn Job>
+                let means = sweep::Means {
+                    redis: self.redis.clone(),
+                    walker: self.walker.clone(),
+                    map: self.map.clone(),
+                    known: self.known.clone(),
+                    tally: tally.clone(),
+                };
+                Arc::new(sweep::Sweep::new(means, config, partition)) as Arc<dyn Job>
             })
             .collect()
     }

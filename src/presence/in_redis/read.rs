@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     cache::{AtHand, Counts, Entry, Loaded},
+    map::{Look, ShardMap},
     since::{Memory, Since},
     walk::Walker,
 };
@@ -21,7 +22,7 @@ use crate::{
     count_reads::CountReads,
     error::StoreError,
     ids::{Partition, VideoId},
-    presence::{OnlineCount, longest_beat_interval, shards::Shards},
+    presence::{OnlineCount, longest_beat_interval, shards::Places},
     store::{
         keys::Keys,
         redis::{Connection, Redis, reply},
@@ -42,7 +43,7 @@ const GATHER: Duration = Duration::from_millis(20);
 /// Reads counts, through what is at hand.
 pub(super) struct Reader {
     redis: Redis,
-    shards: Shards,
+    map: ShardMap,
     walker: Walker,
     memory: Memory,
     counts: Counts,
@@ -70,10 +71,18 @@ struct Trust {
     complete_from: Option<Timestamp>,
 }
 
+/// A video that is counted by walking.
+struct Live<'a> {
+    index: usize,
+    video: VideoId,
+    places: &'a Places,
+    trust: Trust,
+}
+
 impl Reader {
     pub(super) fn new(
         redis: Redis,
-        shards: Shards,
+        map: ShardMap,
         walker: Walker,
         config: &config::Config,
     ) -> (Arc<Self>, mpsc::Receiver<Asked>) {
@@ -82,7 +91,7 @@ impl Reader {
         let reader = Arc::new(Self {
             walker,
             redis,
-            shards,
+            map,
             memory: Memory::new(longest),
             counts: Counts::new(config.presence.cached_videos, config.presence.window),
             queue,
@@ -207,22 +216,41 @@ impl Reader {
     /// Reads counts and how far to trust them in one pipeline, and walks where that isn't enough.
     async fn load(&self, connection: &Connection, videos: &[VideoId]) -> Result<Vec<Loaded>, StoreError> {
         let keys = self.redis.keys();
+        let map = match self.map.copy(connection) {
+            Some(map) => map,
+            None => self.map.read(connection).await?,
+        };
+        let minding = self.map.minding_time();
+        let singles: Vec<bool> = videos.iter().map(|video| map.places(video).are_single(minding)).collect();
         let partitions: Vec<Partition> =
             videos.iter().map(VideoId::partition).collect::<BTreeSet<_>>().into_iter().collect();
         let mut commands: Vec<Cmd> = partitions.iter().map(|partition| stamps(keys, *partition)).collect();
-        commands.extend(videos.iter().map(|video| {
-            let (name, key) = if self.shards.places(video).is_single() {
-                ("HLEN", keys.online(video, 0))
-            } else {
-                ("GET", keys.online_count(video))
-            };
+        commands.extend(videos.iter().zip(&singles).map(|(video, single)| {
+            let (name, key) =
+                if *single { ("HLEN", keys.online(video, 0)) } else { ("GET", keys.online_count(video)) };
             let mut command = redis::cmd(name);
             command.arg(key);
             command
         }));
-        let mut values = connection.pipe(commands).await?.into_iter();
+        // Last: the length of one shard is the count only if it still was the only one then.
+        commands.push(self.map.version());
+        let asked = self.redis.clock().monotonic();
+        let mut values = connection.pipe(commands).await?;
+        let version: Option<String> = values.pop().map(reply).transpose()?.flatten();
+        let look = if map.is_of(version.as_deref()) {
+            map.seen(asked);
+            None
+        } else {
+            Some(self.map.look(connection, videos).await?)
+        };
+        let places: Vec<&Places> = look.as_ref().map_or_else(
+            || videos.iter().map(|video| map.places(video)).collect(),
+            |look| look.places.iter().collect(),
+        );
+        let version = look.as_ref().map_or(version.as_deref(), Look::version);
 
         let now = self.redis.clock().now();
+        let mut values = values.into_iter();
         let mut trusts = BTreeMap::new();
         for (partition, value) in partitions.into_iter().zip(values.by_ref()) {
             let (swept, since): (_, Option<String>) = reply(value)?;
@@ -232,8 +260,9 @@ impl Reader {
         let mut live = Vec::new();
         for ((index, video), value) in videos.iter().enumerate().zip(values) {
             let trust = trusts[&video.partition()];
-            let counted = if self.shards.places(video).is_single() {
-                reply::<u64>(value).map(|viewers| Some((viewers, now)))
+            let counted = if singles[index] {
+                let is_whole = places[index].are_single(minding);
+                reply::<u64>(value).map(|viewers| is_whole.then_some((viewers, now)))
             } else {
                 reply::<Option<String>>(value).map(|count| self.usable(count.as_deref(), trust, now))
             };
@@ -243,7 +272,7 @@ impl Reader {
                     Loaded::Fresh(viewers, at)
                 }
                 Ok(_) => {
-                    live.push(index);
+                    live.push(Live { index, video: video.clone(), places: places[index], trust });
                     Loaded::Gone
                 }
                 Err(error) => {
@@ -252,7 +281,7 @@ impl Reader {
                 }
             });
         }
-        self.load_live(connection, videos, &live, &trusts, &mut loaded).await;
+        self.load_live(connection, version, &live, &mut loaded).await;
         Ok(loaded)
     }
 
@@ -260,28 +289,29 @@ impl Reader {
     async fn load_live(
         &self,
         connection: &Connection,
-        videos: &[VideoId],
-        live: &[usize],
-        trusts: &BTreeMap<Partition, Trust>,
+        version: Option<&str>,
+        live: &[Live<'_>],
         loaded: &mut [Loaded],
     ) {
         if live.is_empty() {
             return;
         }
         self.reads.live.increment(live.len() as u64);
-        let places: Vec<_> = live
-            .iter()
-            .map(|index| (videos[*index].clone(), self.shards.places(&videos[*index]).all()))
-            .collect();
-        let walk = self.walker.walk(connection, &places, None);
-        let Ok(Ok(walked)) = tokio::time::timeout(self.deadline, walk).await else { return };
+        let minding = self.map.minding_time();
+        let walks: Vec<_> = live.iter().map(|live| (live.video.clone(), live.places.walk(minding))).collect();
+        let used = live.iter().map(|live| (&live.video, live.places));
+        let walk = async {
+            let walked = self.walker.walk(connection, &walks, None).await?;
+            Ok::<_, StoreError>((walked, self.map.moved(connection, version, used).await?))
+        };
+        let Ok(Ok((walked, moved))) = tokio::time::timeout(self.deadline, walk).await else { return };
         let now = self.redis.clock().now();
-        for (index, walked) in live.iter().zip(walked) {
-            let Ok(walked) = walked else { continue };
-            let trust = trusts[&videos[*index].partition()];
-            loaded[*index] = if trust.doubtful {
+        for ((live, walked), moved) in live.iter().zip(walked).zip(moved) {
+            // Somebody may have gone where the walk didn't look: no number is better than part of one.
+            let (Ok(walked), false) = (walked, moved) else { continue };
+            loaded[live.index] = if live.trust.doubtful {
                 Loaded::Doubtful(walked.left, now)
-            } else if trust.swept {
+            } else if live.trust.swept {
                 Loaded::Fresh(walked.left, now)
             } else {
                 Loaded::Unswept(walked.left, now)

@@ -1,11 +1,8 @@
 //! Counting a video while dropping who left: the walk that sweeps and live reads share.
 
-use std::{
-    ops::Range,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
 };
 
 use redis::Cmd;
@@ -14,6 +11,7 @@ use crate::{
     config,
     error::StoreError,
     ids::VideoId,
+    presence::shards::Walk,
     store::{
         lock::Held,
         redis::{Connection, Redis, reply},
@@ -32,6 +30,9 @@ const LENGTHS_IN_FLIGHT: usize = 1_000;
 
 /// Fields looked at in one step of a long hash.
 const STEP: u64 = 500;
+
+/// What a step through a short hash, or an empty one, costs in fields.
+const LEAST_WORK: u64 = 8;
 
 /// A hashtable of at most so many viewers is worth making a listpack again.
 const REWRITE_AT_MOST: u64 = 400;
@@ -90,6 +91,15 @@ struct Step {
     key: String,
     cursor: String,
     length: u64,
+    /// Viewers may go from here to the shards that come later: those wait until this one is done.
+    moving: bool,
+}
+
+impl Step {
+    /// Whether one more step may be needed after this, as far as can be told.
+    fn is_long(&self) -> bool {
+        self.cursor != "0" || self.length > STEP
+    }
 }
 
 impl Walker {
@@ -112,7 +122,7 @@ impl Walker {
     pub(crate) async fn walk(
         &self,
         connection: &Connection,
-        videos: &[(VideoId, Range<u32>)],
+        videos: &[(VideoId, Walk)],
         mut lock: Option<&mut Held>,
     ) -> Result<Vec<Result<Walked, StoreError>>, StoreError> {
         let mut results: Vec<Result<Walked, StoreError>> = vec![Ok(Walked::default()); videos.len()];
@@ -124,26 +134,35 @@ impl Walker {
             let batch = split_by_work(&mut steps);
             let commands = batch.iter().map(|step| self.command(step)).collect();
             let values = connection.pipe(commands).await?;
+            let mut again = Vec::new();
+            // A video that is not done with one shard although it seemed short: those that came after
+            // it were looked at too early.
+            let mut too_early = None;
             for (mut step, value) in batch.into_iter().zip(values) {
                 match reply::<(String, u64, u64, u64)>(value) {
                     Ok((cursor, removed, corrupt, left)) => {
+                        let counts = too_early != Some(step.video);
                         if let Ok(walked) = &mut results[step.video] {
                             walked.removed += removed;
                             walked.corrupt += corrupt;
-                            if cursor == "0" {
+                            if cursor == "0" && counts {
                                 walked.left += left;
                                 walked.shards += u64::from(left > 0);
                                 walked.fullest = walked.fullest.max(left);
                             }
                         }
-                        if cursor != "0" {
-                            step.cursor = cursor;
-                            steps.push(step);
+                        if cursor != "0" && step.moving {
+                            too_early = Some(step.video);
+                        }
+                        if cursor != "0" || !counts {
+                            step.cursor = if counts { cursor } else { "0".into() };
+                            again.push(step);
                         }
                     }
                     Err(error) => results[step.video] = Err(error),
                 }
             }
+            steps.extend(again.into_iter().rev());
         }
         Ok(results)
     }
@@ -152,34 +171,38 @@ impl Walker {
     async fn lengths(
         &self,
         connection: &Connection,
-        videos: &[(VideoId, Range<u32>)],
+        videos: &[(VideoId, Walk)],
         results: &mut [Result<Walked, StoreError>],
     ) -> Result<Vec<Step>, StoreError> {
         let mut steps = Vec::new();
-        let places: Vec<(usize, String)> = videos
+        let places: Vec<(usize, bool, String)> = videos
             .iter()
             .enumerate()
-            .flat_map(|(index, (video, shards))| {
-                shards.clone().map(move |shard| (index, self.redis.keys().online(video, shard)))
+            .flat_map(|(index, (video, walk))| {
+                let key = move |shard| (index, walk.moving, self.redis.keys().online(video, shard));
+                walk.order().map(key)
             })
             .collect();
         for places in places.chunks(LENGTHS_IN_FLIGHT) {
-            let commands = places.iter().map(|(_, key)| {
+            let commands = places.iter().map(|(_, _, key)| {
                 let mut length = redis::cmd("HLEN");
                 length.arg(key);
                 length
             });
-            for ((video, key), value) in places.iter().zip(connection.pipe(commands.collect()).await?) {
+            let lengths = connection.pipe(commands.collect()).await?;
+            for ((video, moving, key), value) in places.iter().zip(lengths) {
                 match reply::<u64>(value) {
-                    Ok(0) => {}
+                    // Where viewers are on the move they may come to a place that is empty yet.
+                    Ok(0) if !moving => {}
                     Ok(length) => {
-                        steps.push(Step { video: *video, key: key.clone(), cursor: "0".into(), length });
+                        let (key, cursor) = (key.clone(), "0".into());
+                        steps.push(Step { video: *video, key, cursor, length, moving: *moving });
                     }
                     Err(error) => results[*video] = Err(error),
                 }
             }
         }
-        // Walked from the end: the lowest shards first.
+        // Walked from the end: what comes first in the order is taken first.
         steps.reverse();
         Ok(steps)
     }
@@ -208,11 +231,15 @@ fn split_by_work(steps: &mut Vec<Step>) -> Vec<Step> {
     let mut work = 0;
     let mut first = steps.len();
     while first > 0 {
-        work += steps[first - 1].length.min(STEP);
+        let step = &steps[first - 1];
+        work += step.length.clamp(LEAST_WORK, STEP);
         if work > WORK_IN_FLIGHT && first < steps.len() {
             break;
         }
         first -= 1;
+        if step.moving && step.is_long() {
+            break;
+        }
     }
     let mut batch = steps.split_off(first);
     batch.reverse();
@@ -225,7 +252,7 @@ mod tests {
 
     #[test]
     fn what_is_in_flight_is_bounded_by_fields_and_not_by_keys() {
-        let step = |length| Step { video: 0, key: String::new(), cursor: "0".into(), length };
+        let step = |length| Step { video: 0, key: String::new(), cursor: "0".into(), length, moving: false };
         let mut steps: Vec<Step> = (0..100).map(|_| step(5)).collect();
         assert_eq!(split_by_work(&mut steps).len(), 100);
 
@@ -235,5 +262,17 @@ mod tests {
         let mut steps: Vec<Step> = (0..3).map(|_| step(1_000_000)).collect();
         assert_eq!(split_by_work(&mut steps).len(), 2);
         assert_eq!(steps.len(), 1);
+
+        let mut steps: Vec<Step> = (0..10_000).map(|_| step(0)).collect();
+        assert_eq!(split_by_work(&mut steps).len(), 125, "an empty one is not free");
+    }
+
+    #[test]
+    fn where_viewers_are_moving_no_shard_is_looked_at_before_a_long_one_ahead_of_it_is_done() {
+        let step = |length, moving| Step { video: 0, key: String::new(), cursor: "0".into(), length, moving };
+        let mut steps = vec![step(5, true), step(5, true), step(501, true), step(5, true)];
+        let lengths = |steps: Vec<Step>| steps.iter().map(|step| step.length).collect::<Vec<_>>();
+        assert_eq!(lengths(split_by_work(&mut steps)), [5, 501]);
+        assert_eq!(lengths(split_by_work(&mut steps)), [5, 5]);
     }
 }

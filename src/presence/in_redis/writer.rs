@@ -13,23 +13,24 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use redis::Value;
 use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    form::{Form, Group},
+    form::Form,
+    map::ShardMap,
     merge::{Mark, Merge, Round, What},
+    moves::Moved,
     notes::Notes,
+    send::{Learnt, Outcome},
     since::Known,
 };
 use crate::{
     clock::Timestamp,
     config::{self, Ack},
     error::{Part, StoreError},
-    failpoint,
-    presence::{Beat, shards::Shards},
-    store::redis::{Connection, Redis, reply},
+    presence::Beat,
+    store::redis::Redis,
 };
 
 /// Older than this when it is written, a beat may be older than what another instance wrote; and
@@ -51,8 +52,9 @@ pub(crate) fn note_life(settings: &config::Presence) -> Duration {
 
 /// The way of beats to Redis.
 pub(super) struct Writer {
-    redis: Redis,
-    form: Form,
+    pub(super) redis: Redis,
+    pub(super) form: Form,
+    pub(super) map: ShardMap,
     ack: Ack,
     linger: Duration,
     batch: usize,
@@ -66,7 +68,7 @@ pub(super) struct Writer {
 impl Writer {
     pub(super) fn new(
         redis: Redis,
-        shards: Shards,
+        map: ShardMap,
         known: Known,
         presence: &config::Presence,
         jobs: &config::Jobs,
@@ -74,12 +76,12 @@ impl Writer {
         Self {
             form: Form {
                 redis: redis.clone(),
-                shards,
                 known,
                 window: presence.window,
                 life: shard_life(presence, jobs),
             },
             redis,
+            map,
             ack: presence.ack,
             linger: presence.linger,
             batch: presence.batch,
@@ -141,13 +143,13 @@ impl Writer {
 
     /// The writer's task: rounds until it is told to stop and nothing is left to write.
     pub(super) async fn run(self: Arc<Self>, stopping: CancellationToken) {
-        let mut notes = Notes::new(self.note_life);
+        let mut learnt = Learnt { notes: Notes::new(self.note_life), moved: Moved::default() };
         loop {
             self.wait_for_work(&stopping).await;
             let round = self.merge.lock().take();
             #[expect(clippy::cast_precision_loss, reason = "a gauge; merges are far below 2^52")]
             metrics::gauge!("headcount_queue_depth", "queue" => "beats").set(round.marks.len() as f64);
-            let all_written = round.marks.is_empty() || self.write(round, &mut notes).await;
+            let all_written = round.marks.is_empty() || self.write(round, &mut learnt).await;
             self.failing.store(!all_written, Ordering::Relaxed);
             if stopping.is_cancelled() {
                 let left = self.merge.lock().len();
@@ -185,7 +187,7 @@ impl Writer {
     }
 
     /// Writes a round in batches; what fails in passing is put back. `false` where anything did.
-    async fn write(&self, round: Round, notes: &mut Notes) -> bool {
+    async fn write(&self, round: Round, learnt: &mut Learnt) -> bool {
         let mut failed: HashSet<Beat> = HashSet::new();
         let mut error = None;
         let mut marks: Vec<(Beat, Mark)> = round.marks.into_iter().collect();
@@ -196,14 +198,14 @@ impl Writer {
             #[expect(clippy::cast_precision_loss, reason = "a histogram; batches are far below 2^52")]
             metrics::histogram!("headcount_batch_size", "batch" => "beats").record(batch.len() as f64);
             let outcome = match self.redis.connection() {
-                Ok(connection) => self.write_batch(&connection, batch, notes).await,
-                Err(cause) => Outcome { error: Some(cause), again: batch, refused: Vec::new() },
+                Ok(connection) => self.write_batch(&connection, batch, learnt).await,
+                Err(cause) => Outcome::failed(cause, batch),
             };
             metrics::histogram!("headcount_batch_duration_seconds", "store" => "redis", "batch" => "beats")
                 .record(began.elapsed().as_secs_f64());
             failed.extend(outcome.again.iter().map(|(beat, _)| beat.clone()));
             failed.extend(outcome.refused);
-            self.merge.lock().put_back(outcome.again);
+            self.merge.lock().put_back(outcome.again.into_iter().chain(outcome.elsewhere));
             error = outcome.error.or(error);
         }
         for (beat, answer) in round.waiting {
@@ -216,95 +218,4 @@ impl Writer {
         }
         error.is_none_or(|error| !error.is_transient())
     }
-
-    async fn write_batch(
-        &self,
-        connection: &Connection,
-        batch: Vec<(Beat, Mark)>,
-        notes: &mut Notes,
-    ) -> Outcome {
-        notes.belong_to(connection.epoch());
-        let mut formed = self.form.form(connection, batch, notes);
-        let mut sent = self.redis.clock().monotonic();
-        // The process may have been stopped meanwhile: by then other instances have gone on.
-        while sent.saturating_sub(formed.at) > LATE {
-            let batch = formed.groups.into_iter().flat_map(Group::into_marks).collect();
-            formed = self.form.form(connection, batch, notes);
-            sent = self.redis.clock().monotonic();
-        }
-        let writing = connection.pipe(formed.commands);
-        let values = match failpoint::step("beats.write", Part::Redis, writing).await {
-            Ok(values) => values,
-            Err(error) => {
-                let again = formed.groups.into_iter().flat_map(Group::into_marks).collect();
-                return Outcome { error: Some(error), again, refused: Vec::new() };
-            }
-        };
-        let timely = self.redis.clock().monotonic().saturating_sub(sent) <= LATE;
-        let mut outcome = Outcome::default();
-        let mut values = values.into_iter();
-        for partition in formed.since {
-            let told = values.next().map(reply::<String>);
-            if let Some(Ok(stamp)) = told
-                && timely
-            {
-                self.form.known.note(partition, &stamp);
-                notes.since_told(partition, sent);
-            }
-        }
-        let mut register_again = Vec::new();
-        for group in formed.groups {
-            match take_ok(&mut values, group.commands) {
-                Ok(()) if timely => {
-                    if group.registers {
-                        notes.registered(&group.video, sent);
-                    }
-                    if group.expires {
-                        notes.expiry_set(&group.video, group.shard, sent);
-                    }
-                }
-                // What was registered so long ago may have been swept away since: once more, at once.
-                Ok(()) => {
-                    register_again.push(self.form.zadd(&group.video));
-                    register_again.push(self.form.expire(&group.video, group.shard));
-                }
-                Err(error) if error.is_transient() => {
-                    outcome.again.extend(group.into_marks());
-                    outcome.error = Some(error);
-                }
-                Err(error) => {
-                    tracing::error!(video.id = %group.video, error = %error, "redis refused beats for good");
-                    outcome.refused.extend(group.into_marks().map(|(beat, _)| beat));
-                    outcome.error.get_or_insert(error);
-                }
-            }
-        }
-        if !register_again.is_empty()
-            && let Err(error) = connection.pipe(register_again).await
-        {
-            tracing::debug!(error = %error, "late beats were not registered again");
-        }
-        outcome
-    }
-}
-
-/// What came of a batch.
-#[derive(Default)]
-struct Outcome {
-    error: Option<StoreError>,
-    /// To be written again.
-    again: Vec<(Beat, Mark)>,
-    /// Not to be written again: asking again won't help.
-    refused: Vec<Beat>,
-}
-
-/// Takes the answers to `count` commands; the first refusal stands for all.
-fn take_ok(values: &mut impl Iterator<Item = Value>, count: usize) -> Result<(), StoreError> {
-    let mut result = Ok(());
-    for value in values.take(count) {
-        if let Err(error) = reply::<Value>(value) {
-            result = result.and(Err(error));
-        }
-    }
-    result
 }

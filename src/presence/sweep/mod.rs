@@ -5,6 +5,7 @@
 //! its next write; whatever it did until then is right whoever else does it.
 
 mod pass;
+mod reshard;
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,8 +16,7 @@ use rand::RngExt;
 use self::pass::Pass;
 pub(crate) use self::pass::{COUNT_STORE, FINISH, REGISTRY_LEAVE};
 use super::{
-    in_redis::{since::Known, walk::Walker, writer::note_life},
-    shards::Shards,
+    in_redis::{map::ShardMap, since::Known, walk::Walker, writer::note_life},
     tally::{Share, Tally},
 };
 use crate::{
@@ -31,12 +31,22 @@ use crate::{
     },
 };
 
+/// What every sweep works with.
+pub(super) struct Means {
+    pub(super) redis: Redis,
+    pub(super) walker: Walker,
+    pub(super) map: ShardMap,
+    pub(super) known: Known,
+    pub(super) tally: Arc<Tally>,
+}
+
 /// The sweep of one partition.
 pub struct Sweep {
     redis: Redis,
     partition: Partition,
-    shards: Shards,
     walker: Walker,
+    map: ShardMap,
+    viewers_per_shard: u32,
     interval: Duration,
     window: Duration,
     note_life: Duration,
@@ -59,29 +69,28 @@ pub struct Swept {
     pub left: u64,
     /// Viewers in the fullest shard.
     pub fullest: u64,
+    /// Videos of more than one shard.
+    pub sharded: u64,
+    /// Videos whose number of shards was changed.
+    pub resharded: u64,
 }
 
 impl Sweep {
     /// The sweep of `partition`.
-    pub(super) fn new(
-        redis: &Redis,
-        walker: &Walker,
-        config: &Config,
-        partition: Partition,
-        tally: &Arc<Tally>,
-        known: &Known,
-    ) -> Self {
+    pub(super) fn new(means: Means, config: &Config, partition: Partition) -> Self {
+        let Means { redis, walker, map, known, tally } = means;
         Self {
-            walker: walker.clone(),
-            redis: redis.clone(),
+            redis,
             partition,
-            shards: Shards::fixed(config.presence.shards),
+            walker,
+            map,
+            viewers_per_shard: config.presence.viewers_per_shard,
             interval: config.jobs.sweep_every,
             window: config.presence.window,
             note_life: note_life(&config.presence),
             lock: Mutex::default(),
-            tally: tally.clone(),
-            known: known.clone(),
+            tally,
+            known,
         }
     }
 
@@ -111,16 +120,18 @@ impl Sweep {
     }
 
     fn report(&self, swept: &Swept, corrupt: u64, took: Duration) {
-        let Swept { videos, shards, removed, left, fullest } = *swept;
+        let Swept { videos, shards, removed, left, fullest, sharded, resharded } = *swept;
         metrics::counter!("headcount_sweep_removed_total").increment(removed);
         metrics::histogram!("headcount_sweep_duration_seconds").record(took.as_secs_f64());
         let swept = self.redis.clock().now().secs();
-        self.tally.set(self.partition, Share { swept, videos, viewers: left, fullest_shard: fullest });
+        let share = Share { swept, videos, sharded, viewers: left, fullest_shard: fullest };
+        self.tally.set(self.partition, share);
         if videos > 0 || removed > 0 {
             tracing::info!(
                 sweep.partition = %self.partition,
                 sweep.videos = videos,
                 sweep.shards = shards,
+                sweep.resharded = resharded,
                 sweep.fields = left + removed,
                 sweep.removed = removed,
                 sweep.corrupt = corrupt,

@@ -12,7 +12,10 @@ use crate::{
     error::{Part, StoreError},
     failpoint,
     ids::VideoId,
-    presence::in_redis::{read::stamps, since::Cause, walk::Walked},
+    presence::{
+        in_redis::{map::Look, read::stamps, since::Cause, walk::Walked},
+        shards::{Change, Places},
+    },
     store::{
         lock::{Held, Lock},
         redis::{Connection, reply},
@@ -43,14 +46,28 @@ const RANKED: usize = 200;
 /// The life of a stored count.
 const COUNT_LIFE: Duration = Duration::from_secs(600);
 
+/// Videos of which the map is asked together.
+const LOOKED_AT_TOGETHER: usize = 16 * VIDEOS_TOGETHER;
+
 /// A pass under way: it owns the lock, or thinks so.
 pub(super) struct Pass<'a> {
-    sweep: &'a Sweep,
-    connection: Connection,
-    lock: Held,
+    pub(super) sweep: &'a Sweep,
+    pub(super) connection: Connection,
+    pub(super) lock: Held,
     began: Timestamp,
-    swept: Swept,
+    pub(super) swept: Swept,
     ranking: BTreeSet<(Reverse<u64>, VideoId)>,
+}
+
+/// A video that was walked, and what the map said of it.
+pub(super) struct Counted<'a> {
+    pub(super) video: &'a VideoId,
+    score: i64,
+    walked: Walked,
+    pub(super) places: &'a Places,
+    /// Its entry as it stood in the map.
+    pub(super) stored: Option<&'a str>,
+    pub(super) change: Option<Change>,
 }
 
 impl<'a> Pass<'a> {
@@ -73,31 +90,13 @@ impl<'a> Pass<'a> {
         self.swept.videos = videos.len() as u64;
         let mut corrupt = 0;
         let mut failed = None;
-        for videos in videos.chunks(VIDEOS_TOGETHER) {
-            let places: Vec<_> = videos
-                .iter()
-                .map(|(video, _)| (video.clone(), self.sweep.shards.places(video).all()))
-                .collect();
-            let began = self.sweep.redis.clock().now();
-            let walking = self.sweep.walker.walk(&self.connection, &places, Some(&mut self.lock));
-            let walked = failpoint::step("sweep.walk", Part::Redis, walking).await?;
-            let mut counted = Vec::new();
-            for ((video, score), walked) in videos.iter().zip(walked) {
-                match walked {
-                    Ok(walked) => {
-                        corrupt += walked.corrupt;
-                        self.note(video, &walked);
-                        counted.push((video, *score, walked));
-                    }
-                    // Its own shards fail it; the others are swept all the same.
-                    Err(error) => {
-                        tracing::error!(video.id = %video, error = %error, "a video can't be swept");
-                        failed = error.is_transient().then_some(error).or(failed);
-                    }
-                }
+        for videos in videos.chunks(LOOKED_AT_TOGETHER) {
+            let looking = self.sweep.map.look(&self.connection, videos.iter().map(|(video, _)| video));
+            let look = failpoint::step("sweep.look", Part::Redis, looking).await?;
+            for (number, videos) in videos.chunks(VIDEOS_TOGETHER).enumerate() {
+                let first = number * VIDEOS_TOGETHER;
+                self.sweep_together(videos, &look, first, &mut corrupt, &mut failed).await?;
             }
-            self.lock.still_mine(&self.connection).await?;
-            failpoint::step("sweep.store", Part::Redis, self.store(&counted, began)).await?;
         }
         if let Some(error) = failed {
             return Err(error);
@@ -105,6 +104,49 @@ impl<'a> Pass<'a> {
         failpoint::step("sweep.finish", Part::Redis, self.finish()).await?;
         self.sweep.report(&self.swept, corrupt, started.elapsed());
         Ok(self.swept)
+    }
+
+    /// Sweeps videos whose shards are walked together; `look` tells of the first of them at `first`.
+    async fn sweep_together(
+        &mut self,
+        videos: &[(VideoId, i64)],
+        look: &Look,
+        first: usize,
+        corrupt: &mut u64,
+        failed: &mut Option<StoreError>,
+    ) -> Result<(), StoreError> {
+        let minding = self.sweep.map.minding_time();
+        let places = &look.places[first..];
+        let walks: Vec<_> = videos
+            .iter()
+            .zip(places)
+            .map(|((video, _), places)| (video.clone(), places.walk(minding)))
+            .collect();
+        let began = self.sweep.redis.clock().now();
+        let walking = self.sweep.walker.walk(&self.connection, &walks, Some(&mut self.lock));
+        let walked = failpoint::step("sweep.walk", Part::Redis, walking).await?;
+        let mut counted = Vec::new();
+        for (index, ((video, score), walked)) in videos.iter().zip(walked).enumerate() {
+            match walked {
+                Ok(walked) => {
+                    *corrupt += walked.corrupt;
+                    self.note(video, &walked);
+                    let (places, stored) = (&places[index], look.stored[first + index].as_deref());
+                    self.swept.sharded += u64::from(places.now() > 1);
+                    let change = self.change(look.every.as_ref(), stored, walked.left);
+                    counted.push(Counted { video, score: *score, walked, places, stored, change });
+                }
+                // Its own shards fail it; the others are swept all the same.
+                Err(error) => {
+                    tracing::error!(video.id = %video, error = %error, "a video can't be swept");
+                    *failed = error.is_transient().then_some(error).or(failed.take());
+                }
+            }
+        }
+        self.lock.still_mine(&self.connection).await?;
+        self.drop_moved(look, &mut counted).await?;
+        failpoint::step("sweep.store", Part::Redis, self.store(&counted, began)).await?;
+        self.reshard(&counted).await
     }
 
     /// Sets the stamp that makes low counts doubted: where nobody swept for long, nobody may have been
@@ -162,6 +204,10 @@ impl<'a> Pass<'a> {
             remove.arg(&key).arg(strangers);
             self.connection.query::<i64>(remove).await?;
         }
+        // Entries of the map whose video the registry has lost would stay for ever.
+        for video in self.sweep.map.known_in(&self.connection, self.sweep.partition) {
+            videos.entry(video).or_insert(0);
+        }
         Ok(videos.into_iter().collect())
     }
 
@@ -180,26 +226,28 @@ impl<'a> Pass<'a> {
     }
 
     /// Stores counts, and takes off the registry who has had no viewer for a window.
-    async fn store(&self, counted: &[(&VideoId, i64, Walked)], began: Timestamp) -> Result<(), StoreError> {
+    async fn store(&self, counted: &[Counted<'_>], began: Timestamp) -> Result<(), StoreError> {
         let keys = self.sweep.redis.keys();
         let active = keys.active(self.sweep.partition);
         let now = self.sweep.redis.clock().now();
+        let minding = self.sweep.map.minding_time();
         let mut commands = Vec::new();
-        for (video, score, walked) in counted {
+        for counted in counted {
             // A time in the future becomes the present, or the video would stay for the jump's length.
-            if *score > now.secs() {
+            if counted.score > now.secs() {
                 let mut clamp = redis::cmd("ZADD");
-                clamp.arg(&active).arg("XX").arg("LT").arg(now.secs()).arg(video.as_str());
+                clamp.arg(&active).arg("XX").arg("LT").arg(now.secs()).arg(counted.video.as_str());
                 commands.push(clamp);
             }
-            if !self.sweep.shards.places(video).is_single() {
+            // One that is spread over more shards next is read by this from then on.
+            if !counted.places.are_single(minding) || counted.change.is_some() {
                 let args = [
-                    walked.left.to_string(),
+                    counted.walked.left.to_string(),
                     began.secs().to_string(),
                     COUNT_LIFE.as_secs().to_string(),
                     now.secs().to_string(),
                 ];
-                commands.push(COUNT_STORE.call(&[keys.online_count(video)], &args));
+                commands.push(COUNT_STORE.call(&[keys.online_count(counted.video)], &args));
             }
         }
         let limit = (began - self.sweep.window - self.sweep.note_life).secs();
@@ -207,8 +255,11 @@ impl<'a> Pass<'a> {
         leaving.extend(
             counted
                 .iter()
-                .filter(|(_, score, walked)| walked.left == 0 && *score < limit)
-                .map(|(video, ..)| video.to_string()),
+                // One with an entry stays until there is none.
+                .filter(|counted| {
+                    counted.walked.left == 0 && counted.score < limit && counted.stored.is_none()
+                })
+                .map(|counted| counted.video.to_string()),
         );
         if leaving.len() > 1 {
             commands.push(REGISTRY_LEAVE.call(&[active], &leaving));

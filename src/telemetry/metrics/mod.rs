@@ -60,6 +60,18 @@ pub const METRICS: &[Metric] = &[
         &[],
         "Videos with viewers, of the partitions this instance swept last",
     ),
+    metric(
+        Gauge,
+        "headcount_sharded_videos",
+        &[],
+        "Videos of more than one shard, of the partitions this instance swept last",
+    ),
+    metric(
+        Counter,
+        "headcount_shard_changes_total",
+        &["to"],
+        "Videos whose viewers were spread over more or fewer shards",
+    ),
     metric(Gauge, "headcount_shard_fields_max", &[], "Viewers in the fullest shard the last sweep saw"),
     metric(Histogram, "headcount_sweep_duration_seconds", &[], "How long the sweep of one partition took"),
     metric(

@@ -19,8 +19,12 @@ const IN_EACH: usize = 2;
 const BEFORE: usize = 3;
 const SENT: usize = 2;
 
-/// Viewers of each video.
-const VIEWERS: usize = 3;
+/// Viewers of each video: more than [`IN_A_SHARD`], so that sweeps change the shards of each and beats move
+/// its viewers.
+const VIEWERS: usize = 12;
+
+/// Viewers in one shard, at most.
+const IN_A_SHARD: &str = "10";
 
 /// How long a client waits for one answer.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -108,6 +112,7 @@ impl Deployment {
             ("FAILPOINTS", failpoints),
             ("HEADCOUNT_JOBS__FLUSH_EVERY", "200ms"),
             ("HEADCOUNT_JOBS__SWEEP_EVERY", "2s"),
+            ("HEADCOUNT_PRESENCE__VIEWERS_PER_SHARD", IN_A_SHARD),
             ("HEADCOUNT_EMBEDDED__SNAPSHOT_EVERY", "1s"),
             ("HEADCOUNT_SERVER__DRAIN", DRAIN),
             ("HEADCOUNT_LOG__FILTER", "warn,headcount::app=info"),
@@ -150,7 +155,8 @@ impl Deployment {
         self.until_answered(living, &path, &json!({})).await
     }
 
-    async fn beat(&self, living: &Living) {
+    /// Beats of all viewers of all videos, until they are taken.
+    pub async fn beat(&self, living: &Living) {
         let beats: Vec<Value> = self
             .videos
             .iter()

@@ -7,7 +7,7 @@
 
 mod deployment;
 
-use std::collections::BTreeSet;
+use std::{cell::Cell, collections::BTreeSet, time::Duration};
 
 use tokio::sync::Semaphore;
 
@@ -15,7 +15,7 @@ use self::deployment::{Deployment, Living};
 use crate::process::Service;
 
 /// Steps of taking plays and beats, and of reporting the plays.
-const RECORD: &[&str] = &["record.send", "witness.report", "beats.write"];
+const RECORD: &[&str] = &["record.send", "witness.report", "beats.write", "beats.move"];
 
 /// Steps of a flush.
 const FLUSH: &[&str] = &[
@@ -40,8 +40,10 @@ const SWEEP: &[&str] = &[
     "sweep.lock",
     "sweep.stamps",
     "sweep.registry",
+    "sweep.look",
     "sweep.walk",
     "sweep.store",
+    "sweep.reshard",
     "sweep.finish",
     "sweep.unlock",
 ];
@@ -113,10 +115,19 @@ async fn survive(deployment: &Deployment, step: &'static str, fault: &'static st
             }
         }
     };
-    let audience = deployment.plays_on(&living);
+    let struck = Cell::new(false);
+    let audience = async {
+        deployment.plays_on(&living).await;
+        // Viewers move with the beats after a sweep that changed their video's shards.
+        while step == "beats.move" && !struck.get() {
+            deployment.beat(&living).await;
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
     let follow = async {
         let (survivor, asleep) = survivor.await;
         living.set(&survivor.public);
+        struck.set(true);
         (survivor, asleep)
     };
     let ((), (survivor, asleep)) = tokio::join!(audience, follow);

@@ -1,0 +1,341 @@
+//! The map of shards: which video has how many, for all instances the same.
+//!
+//! Each instance has a copy that belongs to its connection. Whoever used the copy looks at the map's
+//! version afterwards: where that is another, what was read or written by it is looked at again. The
+//! sweep asks the map itself.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use arc_swap::ArcSwapOption;
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use redis::{Cmd, Value};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    clock::{Timestamp, millis},
+    config,
+    error::StoreError,
+    ids::{Partition, VideoId},
+    presence::shards::{
+        AUTO, BEFORE_THE_MAP, EVERY_VIDEO, Entries, Entry, MINDED_BEYOND_WINDOW, OLDEST_COPY, Places,
+    },
+    store::{
+        redis::{Connection, Greeter, Redis, reply},
+        script::LuaScript,
+    },
+};
+
+/// Changes or forgets one entry.
+pub(crate) static RESHARD: LuaScript = LuaScript::new("reshard", include_str!("../lua/reshard.lua"));
+
+/// How often an instance that nobody beats at looks whether the map has changed.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// Entries read in one step.
+const PAGE: usize = 1_000;
+
+/// An instance whose `presence.shards` is another than what is in force says so again after so long:
+/// while a new number is being rolled out, those that still have the old one keep quiet.
+const INSIST_AFTER: Duration = Duration::from_secs(3_600);
+
+/// The way to the map. Clones share the copy.
+#[derive(Clone)]
+pub(crate) struct ShardMap {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    redis: Redis,
+    /// What the settings say, as it stands in the map.
+    wanted: String,
+    window: Duration,
+    copy: ArcSwapOption<Copied>,
+    /// When to say again what is wanted, where something else is in force.
+    insist_at: Mutex<Duration>,
+}
+
+/// The map as it was when its version was last seen.
+pub(crate) struct Copied {
+    epoch: u64,
+    version: Option<String>,
+    entries: Entries,
+    /// Monotonic milliseconds just before the version was last asked for.
+    seen: AtomicU64,
+}
+
+/// What the map itself says of some videos.
+pub(crate) struct Look {
+    version: Option<String>,
+    pub(crate) every: Option<Entry>,
+    /// As stored, and in the order asked.
+    pub(crate) stored: Vec<Option<String>>,
+    pub(crate) places: Vec<Places>,
+}
+
+impl Copied {
+    /// Where a video's viewers are.
+    pub(crate) fn places(&self, video: &VideoId) -> &Places {
+        self.entries.places(video)
+    }
+
+    /// Whether this is still the map, going by the answer to [`ShardMap::version`].
+    pub(crate) fn is_of(&self, version: Option<&str>) -> bool {
+        self.version.as_deref() == version
+    }
+
+    /// Takes note that it still was at `asked`, on the monotonic clock.
+    pub(crate) fn seen(&self, asked: Duration) {
+        self.seen.fetch_max(millis(asked), Ordering::Relaxed);
+    }
+
+    fn is_old(&self, now: Duration, limit: Duration) -> bool {
+        millis(now).saturating_sub(self.seen.load(Ordering::Relaxed)) > millis(limit)
+    }
+}
+
+impl Look {
+    /// Which version of the map this was, or an older one.
+    pub(crate) fn version(&self) -> Option<&str> {
+        self.version.as_deref()
+    }
+}
+
+impl ShardMap {
+    pub(crate) fn new(redis: Redis, settings: &config::Presence) -> Self {
+        let wanted = match settings.shards {
+            config::Shards::Auto => AUTO.to_owned(),
+            config::Shards::Fixed(shards) => shards.to_string(),
+        };
+        let shared = Shared {
+            redis,
+            wanted,
+            window: settings.window,
+            copy: ArcSwapOption::empty(),
+            insist_at: Mutex::new(Duration::ZERO),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// The copy of this connection, if it was made already.
+    pub(crate) fn copy(&self, connection: &Connection) -> Option<Arc<Copied>> {
+        self.shared.copy.load_full().filter(|copy| copy.epoch == connection.epoch())
+    }
+
+    /// A copy that may be written by.
+    pub(crate) async fn recent(&self, connection: &Connection) -> Result<Arc<Copied>, StoreError> {
+        if let Some(copy) = self.copy(connection) {
+            if !copy.is_old(self.monotonic(), OLDEST_COPY) {
+                return Ok(copy);
+            }
+            let asked = self.monotonic();
+            if copy.is_of(connection.query::<Option<String>>(self.version()).await?.as_deref()) {
+                copy.seen(asked);
+                return Ok(copy);
+            }
+        }
+        self.read(connection).await
+    }
+
+    /// Whether a batch formed by `copy` may still be sent.
+    pub(crate) fn is_recent(&self, copy: &Copied) -> bool {
+        !copy.is_old(self.monotonic(), OLDEST_COPY)
+    }
+
+    /// Asks which version of the map there is.
+    pub(crate) fn version(&self) -> Cmd {
+        let mut get = redis::cmd("GET");
+        get.arg(self.shared.redis.keys().shards_version());
+        get
+    }
+
+    /// Reads the whole map. What changes meanwhile shows as another version afterwards.
+    pub(crate) async fn read(&self, connection: &Connection) -> Result<Arc<Copied>, StoreError> {
+        let asked = self.monotonic();
+        let version = connection.query(self.version()).await?;
+        let mut fields = Vec::new();
+        let mut cursor = String::from("0");
+        loop {
+            let mut scan = redis::cmd("HSCAN");
+            scan.arg(self.shared.redis.keys().shards_map()).arg(&cursor).arg("COUNT").arg(PAGE);
+            let (next, page): (String, Vec<(String, String)>) = connection.query(scan).await?;
+            fields.extend(page);
+            cursor = next;
+            if cursor == "0" {
+                break;
+            }
+        }
+        let seen = AtomicU64::new(millis(asked));
+        let copy =
+            Arc::new(Copied { epoch: connection.epoch(), version, entries: Entries::of(fields), seen });
+        self.shared.copy.store(Some(copy.clone()));
+        Ok(copy)
+    }
+
+    /// Asks the map itself about `videos`.
+    pub(crate) async fn look(
+        &self,
+        connection: &Connection,
+        videos: impl IntoIterator<Item = &VideoId>,
+    ) -> Result<Look, StoreError> {
+        let mut get = redis::cmd("HMGET");
+        get.arg(self.shared.redis.keys().shards_map()).arg(EVERY_VIDEO);
+        for video in videos {
+            get.arg(video.as_str());
+        }
+        // The version first: what changes in between is seen by whoever compares it later.
+        let [version, stored] = connection.pipe_array([self.version(), get]).await?;
+        let mut stored = reply::<Vec<Option<String>>>(stored)?.into_iter();
+        let every = stored.next().flatten().and_then(|stored| Entry::parse(&stored));
+        let stored: Vec<Option<String>> = stored.collect();
+        let places = stored
+            .iter()
+            .map(|stored| {
+                Places::of_entries(every.as_ref(), stored.as_deref().and_then(Entry::parse).as_ref())
+            })
+            .collect();
+        Ok(Look { version: reply(version)?, every, stored, places })
+    }
+
+    /// Which of `videos`, in order, are at other places by now than those that were used.
+    pub(crate) async fn moved<'a>(
+        &self,
+        connection: &Connection,
+        version: Option<&str>,
+        used: impl ExactSizeIterator<Item = (&'a VideoId, &'a Places)> + Clone,
+    ) -> Result<Vec<bool>, StoreError> {
+        let told: Option<String> = connection.query(self.version()).await?;
+        if told.as_deref() == version {
+            return Ok(vec![false; used.len()]);
+        }
+        let look = self.look(connection, used.clone().map(|(video, _)| video)).await?;
+        Ok(used.zip(&look.places).map(|((_, used), now)| used != now).collect())
+    }
+
+    /// The call that changes or forgets an entry, if it still is what was looked at.
+    pub(crate) fn reshard(&self, field: &str, stored: Option<&str>, to: Option<&str>, before: &str) -> Cmd {
+        let keys = self.shared.redis.keys();
+        let minded = (self.shared.window + MINDED_BEYOND_WINDOW).as_secs().to_string();
+        let time = self.shared.redis.clock().for_script();
+        let args = [field, stored.unwrap_or_default(), to.unwrap_or_default(), before, &minded, &time];
+        RESHARD.call(&[keys.shards_map(), keys.shards_version()], &args)
+    }
+
+    /// The time by which former places are told from those that nobody can be at any more. Not after a
+    /// jump of the clock: then all of them count.
+    pub(crate) fn minding_time(&self) -> Timestamp {
+        let clock = self.shared.redis.clock();
+        if clock.may_remove() { clock.now() } else { Timestamp::from_secs(0) }
+    }
+
+    /// Videos of a partition that have an entry, as far as this instance knows.
+    pub(crate) fn known_in(&self, connection: &Connection, partition: Partition) -> Vec<VideoId> {
+        let Some(copy) = self.copy(connection) else { return Vec::new() };
+        copy.entries.videos().filter(|video| video.partition() == partition).cloned().collect()
+    }
+
+    /// The task that keeps the copy recent where nobody beats.
+    pub(super) async fn run(self, stopping: CancellationToken) {
+        let mut ticks = tokio::time::interval(LOOK_EVERY);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+        loop {
+            tokio::select! {
+                biased;
+                () = stopping.cancelled() => return,
+                _ = ticks.tick() => {}
+            }
+            let Ok(connection) = self.shared.redis.connection() else { continue };
+            if let Err(error) = self.keep_recent(&connection).await {
+                tracing::debug!(error = %error, "the map of shards was not looked at");
+            }
+        }
+    }
+
+    async fn keep_recent(&self, connection: &Connection) -> Result<(), StoreError> {
+        let asked = self.monotonic();
+        let version: Option<String> = connection.query(self.version()).await?;
+        let copy = match self.copy(connection).filter(|copy| copy.is_of(version.as_deref())) {
+            Some(copy) => {
+                copy.seen(asked);
+                copy
+            }
+            None => self.read(connection).await?,
+        };
+        self.insist(connection, copy.entries.every()).await
+    }
+
+    /// Has the map say what the settings say: at start, where it says nothing, and seldom otherwise.
+    async fn insist(&self, connection: &Connection, every: Option<&Entry>) -> Result<(), StoreError> {
+        let (now, wanted) = (self.monotonic(), self.shared.wanted.as_str());
+        if every.is_some_and(|every| every.number().to_string() == wanted) {
+            *self.shared.insist_at.lock() = now + INSIST_AFTER;
+            return Ok(());
+        }
+        if every.is_some() && now < *self.shared.insist_at.lock() {
+            return Ok(());
+        }
+        let mut get = redis::cmd("HGET");
+        get.arg(self.shared.redis.keys().shards_map()).arg(EVERY_VIDEO);
+        let mut stored: Option<String> = connection.query(get).await?;
+        if let Some(garbage) = stored.take_if(|stored| Entry::parse(stored).is_none()) {
+            let forget = self.reshard(EVERY_VIDEO, Some(&garbage), None, AUTO);
+            connection.query::<i64>(forget).await?;
+        }
+        let before = match stored {
+            None if self.was_swept_without_a_map(connection).await? => BEFORE_THE_MAP,
+            _ => AUTO,
+        };
+        let told = stored.as_deref().unwrap_or(before);
+        let call = self.reshard(EVERY_VIDEO, stored.as_deref(), Some(wanted), before);
+        if connection.query::<i64>(call).await? == 1 {
+            let told = told.split(' ').next().unwrap_or_default();
+            if told != wanted {
+                tracing::info!(
+                    shards.before = told,
+                    shards.now = wanted,
+                    "presence.shards is {wanted} for all instances now, it was {told}: viewers move with \
+                     their next beats"
+                );
+            }
+            self.read(connection).await?;
+        }
+        *self.shared.insist_at.lock() = now + INSIST_AFTER;
+        Ok(())
+    }
+
+    /// Whether a build that knew no map left viewers here.
+    async fn was_swept_without_a_map(&self, connection: &Connection) -> Result<bool, StoreError> {
+        let keys = self.shared.redis.keys();
+        let asked = Partition::all().map(|partition| {
+            let mut exists = redis::cmd("EXISTS");
+            exists.arg(keys.swept(partition));
+            exists
+        });
+        let found: Vec<Value> = connection.pipe(asked.collect()).await?;
+        for value in found {
+            if reply::<i64>(value)? == 1 {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn monotonic(&self) -> Duration {
+        self.shared.redis.clock().monotonic()
+    }
+}
+
+/// Reads the map first thing on a connection.
+#[async_trait]
+impl Greeter for ShardMap {
+    async fn greet(&self, connection: &Connection) -> Result<(), StoreError> {
+        let copy = self.read(connection).await?;
+        self.insist(connection, copy.entries.every()).await
+    }
+}
