@@ -11,6 +11,7 @@
 //! | `video:rank:{p}` | zset, most watched videos → count | replaced whole by each sweep |
 //! | `video:swept:{p}` | string, Redis time at which the last full sweep began | none |
 //! | `video:since:{p}` | string, `<time> <run id> <new\|again>` | none |
+//! | `video:slowed` | string, there while players may beat more slowly than usual | a window from then |
 //! | `video:views:delta:{p}:<videoId>` | string, plays not yet in the database | gone at 0 |
 //! | `video:views:dirty:{p}` | set, videos with a delta | members leave at 0 |
 //! | `video:views:batch:{p}` | hash, `#id`, `#at`, `#tries`, video → plays | until settled |
@@ -73,6 +74,12 @@ impl Keys {
     #[must_use]
     pub fn since(&self, partition: Partition) -> String {
         format!("{}video:since:{{{partition}}}", self.prefix)
+    }
+
+    /// String, there while players somewhere may keep a slower rhythm than usual.
+    #[must_use]
+    pub fn slowed(&self) -> String {
+        format!("{}video:slowed", self.prefix)
     }
 
     /// String, plays of one video not yet in the database.

@@ -10,6 +10,7 @@ mod notes;
 mod rank;
 pub(crate) mod read;
 pub(crate) mod since;
+mod slowed;
 pub(crate) mod walk;
 pub(crate) mod writer;
 
@@ -18,9 +19,7 @@ use std::{sync::Arc, time::Duration};
 use async_trait::async_trait;
 
 pub use self::since::History;
-use super::{
-    Beat, OnlineCount, Presence, Ranking, longest_beat_interval, shards::Shards, sweep, tally::Tally,
-};
+use super::{Beat, OnlineCount, Presence, Ranking, rhythm::Rhythm, shards::Shards, sweep, tally::Tally};
 use crate::{
     config::Config,
     error::StoreError,
@@ -49,7 +48,7 @@ pub struct RedisPresence {
     rank: rank::Rank,
     walker: walk::Walker,
     known: since::Known,
-    heartbeat_every: Duration,
+    rhythm: Arc<Rhythm>,
 }
 
 impl RedisPresence {
@@ -60,6 +59,7 @@ impl RedisPresence {
         config: &Config,
         redis: &Redis,
         history: Arc<dyn History>,
+        rhythm: Arc<Rhythm>,
         lifecycle: &Lifecycle,
     ) -> Arc<Self> {
         let shards = Shards::fixed(config.presence.shards);
@@ -73,14 +73,15 @@ impl RedisPresence {
         ));
         let listpacks = walk::Listpacks::default();
         let walker = walk::Walker::new(redis.clone(), &config.presence, &config.jobs, listpacks.clone());
-        let (reader, asked) = read::Reader::new(redis.clone(), shards, walker.clone(), config);
+        let (reader, asked) =
+            read::Reader::new(redis.clone(), shards, walker.clone(), rhythm.clone(), config);
         let waiting = writer.clone();
         redis.greet_with(Arc::new(since::Stamper {
             redis: redis.clone(),
             listpacks,
             known: known.clone(),
             history,
-            doubt: since::doubt(longest_beat_interval(config.presence.heartbeat_every)),
+            rhythm: rhythm.clone(),
             beats_waited: Box::new(move || waiting.beats_waited()),
         }));
         let stopping = lifecycle.stopping(Phase::Writers);
@@ -93,7 +94,7 @@ impl RedisPresence {
             reader,
             walker,
             known,
-            heartbeat_every: config.presence.heartbeat_every,
+            rhythm,
         })
     }
 
@@ -101,12 +102,14 @@ impl RedisPresence {
     #[must_use]
     pub fn jobs(&self, config: &Config) -> Vec<Arc<dyn Job>> {
         let tally = Arc::new(Tally::new(self.redis.clock().now().secs()));
+        let slowed = slowed::Slowed { redis: self.redis.clone(), rhythm: self.rhythm.clone() };
         Partition::all()
             .map(|partition| {
                 let sweep =
                     sweep::Sweep::new(&self.redis, &self.walker, config, partition, &tally, &self.known);
                 Arc::new(sweep) as Arc<dyn Job>
             })
+            .chain([Arc::new(slowed) as Arc<dyn Job>])
             .collect()
     }
 
@@ -159,6 +162,14 @@ impl Presence for RedisPresence {
     }
 
     fn next_heartbeat(&self) -> Duration {
-        self.heartbeat_every
+        self.rhythm.next()
+    }
+
+    fn press(&self, pressure: f64) {
+        self.rhythm.press(pressure);
+    }
+
+    fn fullness(&self) -> f64 {
+        self.writer.fullness().max(self.reader.fullness())
     }
 }
