@@ -16,13 +16,21 @@ use crate::{
     doctor, jobs,
     jobs::{Job, Watch},
     lifecycle::{Lifecycle, Phase, Stopped},
-    server,
+    plays::Plays,
+    presence::Presence,
+    server::{
+        self, Door,
+        pressure::{self, Gate, Queue},
+    },
     telemetry::metrics::{Metrics, Upkeep},
     videos::Catalog,
 };
 
 /// What operators have under way when everything else has stopped: a scrape, a probe.
 const OPERATORS_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Scrapes and people at a time.
+const OPERATORS_CONNECTIONS: usize = 128;
 
 /// The two sockets.
 #[derive(Debug)]
@@ -80,6 +88,18 @@ pub async fn serve(
         jobs::start(&lifecycle, &watch, job);
     }
 
+    let door = door(&config);
+    if let Some(gate) = door.gate.clone() {
+        let queues = queues(&stores.presence, &stores.plays);
+        let presence = stores.presence.clone();
+        let press = move |pressure| {
+            presence.press(pressure);
+            presence.next_heartbeat()
+        };
+        // To the end, as a drain may be the time of the highest pressure.
+        let watching = pressure::watch(gate, queues, press, lifecycle.stopping(Phase::Links));
+        lifecycle.spawn(Phase::Links, "pressure", watching);
+    }
     let state = AppState::new(Parts {
         presence: stores.presence,
         plays: stores.plays,
@@ -92,6 +112,7 @@ pub async fn serve(
         identity: config.presence.identity,
         window: config.presence.window,
         request_timeout: config.server.request_timeout,
+        body_timeout: config.server.body_timeout,
     });
     announce(&config, &listeners)?;
     lifecycle.spawn(
@@ -100,6 +121,7 @@ pub async fn serve(
         server::serve(
             listeners.public,
             api::public(state.clone()),
+            door.clone(),
             lifecycle.stopping(Phase::Http),
             patience(&config),
         ),
@@ -111,11 +133,30 @@ pub async fn serve(
         server::serve(
             listeners.ops,
             api::operators(state, metrics.renderer()),
+            Door { connections: OPERATORS_CONNECTIONS, gate: None, ..door },
             lifecycle.stopping(Phase::Links),
             OPERATORS_PATIENCE,
         ),
     );
     Ok(lifecycle.run().await)
+}
+
+/// What players and pages are held to.
+fn door(config: &Config) -> Door {
+    let server = &config.server;
+    Door {
+        connections: server::affordable(server.max_connections),
+        header_timeout: server.header_timeout,
+        write_timeout: server.write_timeout,
+        gate: Some(Arc::new(Gate::new(server.max_delay))),
+        refuse: api::refuse,
+    }
+}
+
+/// What fills while the stores don't keep up.
+fn queues(presence: &Arc<dyn Presence>, plays: &Arc<dyn Plays>) -> Vec<Queue> {
+    let (presence, plays) = (presence.clone(), plays.clone());
+    vec![Arc::new(move || presence.fullness()), Arc::new(move || plays.fullness())]
 }
 
 /// How long the stop waits for requests: each ends within its timeout, but the last batch and the

@@ -22,6 +22,7 @@ use crate::{
         self, Presence,
         in_memory::{self, InMemoryPresence},
         in_redis::{History, RedisPresence},
+        rhythm::Rhythm,
     },
     store::{
         postgres::Postgres,
@@ -99,11 +100,11 @@ fn open_redis(config: &Config, lifecycle: &Lifecycle, clock: Arc<dyn Clock>) -> 
         .into_iter()
         .chain(presence::in_redis::SCRIPTS)
         .chain(plays::in_redis::SCRIPTS.iter().copied());
-    let redis = way_to_redis(config, clock.clone(), scripts.collect())?;
+    let (redis, rhythm) = way_to_redis(config, clock.clone(), scripts.collect())?;
     let postgres = Postgres::new(&config.postgres)?;
     postgres.start(lifecycle);
     let history = Ledger::new(postgres.clone(), config.plays.timezone);
-    let presence = RedisPresence::open(config, &redis, Arc::new(history), lifecycle);
+    let presence = RedisPresence::open(config, &redis, Arc::new(history), rhythm, lifecycle);
     let plays = RedisPlays::open(config, &redis, &postgres, lifecycle);
     // Last: who speaks first on a connection has to be known before there is one.
     redis.start(lifecycle);
@@ -132,9 +133,11 @@ fn way_to_redis(
     config: &Config,
     clock: Arc<dyn Clock>,
     scripts: Vec<&'static LuaScript>,
-) -> Result<Redis, StoreError> {
-    let caution = config.presence.heartbeat_every * 2;
-    Redis::new(&config.redis, Arc::new(StoreClock::new(clock, caution)), scripts)
+) -> Result<(Redis, Arc<Rhythm>), StoreError> {
+    let rhythm =
+        Arc::new(Rhythm::new(config.presence.heartbeat_every, config.presence.window, clock.clone()));
+    let clock = Arc::new(StoreClock::new(clock, rhythm.clone()));
+    Ok((Redis::new(&config.redis, clock, scripts)?, rhythm))
 }
 
 /// The audit of these books, and the job that exports it.
@@ -160,7 +163,7 @@ pub async fn open_books(
     match config.backend {
         BackendKind::Embedded => Ok(Arc::new(SqliteBooks::visiting(sqlite::visit(&config.embedded.path)?))),
         BackendKind::Redis => {
-            let redis = way_to_redis(config, clock, Vec::new())?;
+            let (redis, _) = way_to_redis(config, clock, Vec::new())?;
             let mut connected = redis.epochs();
             redis.start(lifecycle);
             let there = tokio::time::timeout(COMMAND_WAITS, connected.wait_for(|epoch| *epoch > 0)).await;

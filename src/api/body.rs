@@ -1,5 +1,7 @@
 //! What a POST carries: its query and its body, JSON or a form.
 
+use std::{task::Poll, time::Duration};
+
 use axum::{
     body::Bytes,
     extract::{
@@ -44,6 +46,17 @@ impl Kind {
     }
 }
 
+/// What `coming` brings within `patience`. The timer is made when it is first waited for: most bodies are
+/// there with their heads.
+async fn within<T>(patience: Duration, coming: impl Future<Output = T>) -> Option<T> {
+    let mut coming = std::pin::pin!(coming);
+    let first = std::future::poll_fn(|context| Poll::Ready(coming.as_mut().poll(context)));
+    match first.await {
+        Poll::Ready(came) => Some(came),
+        Poll::Pending => tokio::time::timeout(patience, coming).await.ok(),
+    }
+}
+
 /// The query and the body of a POST.
 pub(super) struct Sent {
     query: Option<String>,
@@ -52,10 +65,11 @@ pub(super) struct Sent {
 }
 
 impl Sent {
-    pub(super) async fn read(request: Request) -> Result<Self, ApiError> {
+    /// Takes what comes within `patience`.
+    pub(super) async fn read(request: Request, patience: Duration) -> Result<Self, ApiError> {
         let query = request.uri().query().map(ToOwned::to_owned);
         let kind = Kind::of(request.headers());
-        match Bytes::from_request(request, &()).await {
+        match within(patience, Bytes::from_request(request, &())).await.ok_or(ApiError::RequestTimeout)? {
             Ok(body) => Ok(Self { query, kind, body }),
             Err(BytesRejection::FailedToBufferBody(FailedToBufferBody::LengthLimitError(_))) => {
                 Err(ApiError::PayloadTooLarge)

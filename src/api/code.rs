@@ -20,6 +20,7 @@ pub(super) enum Code {
     ConflictingUserId,
     ConflictingDeviceId,
     ConflictingPlayId,
+    MalformedRequest,
     InvalidBody,
     InvalidQuery,
     InvalidLimit,
@@ -30,7 +31,10 @@ pub(super) enum Code {
     UnknownVideo,
     NotFound,
     MethodNotAllowed,
+    RequestTimeout,
     PayloadTooLarge,
+    UriTooLong,
+    HeadersTooLarge,
     UnsupportedMediaType,
     Internal,
     Unavailable,
@@ -62,6 +66,7 @@ impl Code {
             Self::ConflictingUserId => (BAD, "conflicting_user_id", "The user id is given twice"),
             Self::ConflictingDeviceId => (BAD, "conflicting_device_id", "The device id is given twice"),
             Self::ConflictingPlayId => (BAD, "conflicting_play_id", "The play id is given twice"),
+            Self::MalformedRequest => (BAD, "malformed_request", "This is no HTTP/1.1 request"),
             Self::InvalidBody => (BAD, "invalid_body", "The body can't be read"),
             Self::InvalidQuery => (BAD, "invalid_query", "The query can't be read"),
             Self::InvalidLimit => (BAD, "invalid_limit", "The limit is out of its range"),
@@ -74,6 +79,15 @@ impl Code {
             Self::MethodNotAllowed => {
                 (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "This method isn't for this page")
             }
+            Self::RequestTimeout => {
+                (StatusCode::REQUEST_TIMEOUT, "request_timeout", "The request didn't come in time")
+            }
+            Self::UriTooLong => (StatusCode::URI_TOO_LONG, "uri_too_long", "The path and query are too long"),
+            Self::HeadersTooLarge => (
+                StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+                "headers_too_large",
+                "There are too many headers, or they are too long",
+            ),
             Self::PayloadTooLarge => {
                 (StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large", "The body is too large")
             }
@@ -93,7 +107,7 @@ impl Code {
 
     /// Whether the same request may succeed a little later.
     pub(super) fn retryable(self) -> bool {
-        self.contract().0 == StatusCode::SERVICE_UNAVAILABLE
+        matches!(self, Self::RequestTimeout) || self.contract().0 == StatusCode::SERVICE_UNAVAILABLE
     }
 }
 

@@ -88,7 +88,7 @@ impl FromRequest<Arc<Api>> for OnePlay {
 async fn about_one_video(request: Request, api: &Arc<Api>) -> Result<(VideoId, Sent), ApiError> {
     let (mut parts, body) = request.into_parts();
     let OneVideo(video) = OneVideo::from_request_parts(&mut parts, api).await?;
-    let sent = Sent::read(Request::from_parts(parts, body)).await?;
+    let sent = Sent::read(Request::from_parts(parts, body), api.body_timeout).await?;
     Ok((video, sent))
 }
 
@@ -100,7 +100,7 @@ impl FromRequest<Arc<Api>> for ManyBeats {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, api: &Arc<Api>) -> Result<Self, ApiError> {
-        let sent = Sent::read(request).await?;
+        let sent = Sent::read(request, api.body_timeout).await?;
         let beats = sent.list("beats")?.ok_or(ApiError::MissingBeats)?;
         if beats.len() > MAX_BEATS {
             return Err(ApiError::TooManyBeats { given: beats.len(), max: MAX_BEATS });
@@ -168,8 +168,8 @@ pub(super) struct IdsInBody(pub(super) Vec<Asked>);
 impl FromRequest<Arc<Api>> for IdsInBody {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, _api: &Arc<Api>) -> Result<Self, ApiError> {
-        let sent = Sent::read(request).await?;
+    async fn from_request(request: Request, api: &Arc<Api>) -> Result<Self, ApiError> {
+        let sent = Sent::read(request, api.body_timeout).await?;
         let ids = sent.list("ids")?.map(|ids| {
             let asked = |id| {
                 fields::text_of(id).map_or_else(|| Asked::Wrong(id.get().to_owned()), |id| Asked::parse(&id))

@@ -10,7 +10,7 @@ use super::code::Code;
 use super::problem::ApiError;
 
 /// The statuses this API answers.
-const STATUSES: [u16; 10] = [200, 202, 204, 400, 404, 405, 413, 415, 500, 503];
+const STATUSES: [u16; 11] = [200, 202, 204, 400, 404, 405, 408, 413, 415, 500, 503];
 
 /// Counts the requests of one route.
 pub(super) struct RouteMeter {

@@ -36,7 +36,7 @@ use axum::{
 };
 use tokio_util::sync::CancellationToken;
 
-pub use self::{audit::audit_json, openapi::document};
+pub use self::{audit::audit_json, openapi::document, problem::refuse};
 use self::{
     edge::Edge, failures::FailureLog, fields::Field, health::Readiness, meters::Tally, metrics::Render,
     problem::ApiError,
@@ -85,6 +85,8 @@ pub struct Parts {
     pub window: Duration,
     /// The longest a request may take.
     pub request_timeout: Duration,
+    /// The longest its body may take to come.
+    pub body_timeout: Duration,
 }
 
 /// The API, ready to be served. Clones share it, so that both listeners tell the same.
@@ -106,6 +108,7 @@ impl AppState {
             identity: parts.identity,
             window: parts.window,
             request_timeout: parts.request_timeout,
+            body_timeout: parts.body_timeout.min(parts.request_timeout),
             heartbeats: Tally::new("headcount_heartbeats_total"),
             recorded: Tally::new("headcount_plays_total"),
         }))
@@ -124,6 +127,7 @@ struct Api {
     identity: Identity,
     window: Duration,
     request_timeout: Duration,
+    body_timeout: Duration,
     heartbeats: Tally,
     recorded: Tally,
 }

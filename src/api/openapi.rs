@@ -27,7 +27,7 @@ pub(super) struct ListGet;
 
 type Outcomes = BTreeMap<String, RefOr<utoipa::openapi::Response>>;
 
-const POST: [u16; 4] = [204, 400, 413, 415];
+const POST: [u16; 5] = [204, 400, 408, 413, 415];
 
 impl IntoResponses for VideoPost {
     fn responses() -> Outcomes {
@@ -62,6 +62,7 @@ fn outcome(status: u16) -> utoipa::openapi::Response {
         204 => "The request was a prefetch (`Sec-Purpose: prefetch`): nothing was done.",
         400 => "The request can't be read; `code` says what of it.",
         404 => "The video isn't known, and this service counts only known ones (`videos.unknown`).",
+        408 => "The body didn't come in time (`server.body_timeout`): nothing of it was taken.",
         413 => "The body is too large.",
         415 => "The body is neither JSON (also as `text/plain`) nor, for a single video, a form.",
         500 => "The service failed; sending the request again won't help.",
@@ -88,7 +89,9 @@ const ABOUT: &str = "How many people are watching a video now, and how often was
 
 Every error is `application/problem+json`, and its `code` is stable. What a client sends may be named \
 in `camelCase` or `snake_case`; what isn't known is passed over. An id of the site's own may be an \
-integer in place of its digits. A field that is sent more than once must say the same each time.";
+integer in place of its digits. A field that is sent more than once must say the same each time.
+
+Besides what stands at each path: what can't be read as HTTP/1.1 is 400 `malformed_request`, a path and query over 65,534 bytes 414, headers over 32 KiB or over 100 of them 431, and where they don't come in time (`server.header_timeout`) 408; the connection is closed after these.";
 
 #[derive(OpenApi)]
 #[openapi(

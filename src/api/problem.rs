@@ -5,14 +5,14 @@
 
 use axum::{
     body::Body,
-    http::{HeaderValue, header},
+    http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::{code::Code, fields::Field};
-use crate::{error::StoreError, ids::InvalidId};
+use crate::{error::StoreError, ids::InvalidId, server::Refused};
 
 /// Why a request is refused; the message is the `detail` of its answer.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -51,6 +51,16 @@ pub(super) enum ApiError {
     MethodNotAllowed,
     #[error("the body is longer than this path takes")]
     PayloadTooLarge,
+    #[error("nothing of it was taken; the connection was slow, or the request was not sent to its end")]
+    RequestTimeout,
+    #[error("the request line and headers can't be read")]
+    Malformed,
+    #[error("shorten the path and query, or send a POST")]
+    UriTooLong,
+    #[error("at most 100 headers of 32 KiB together are read")]
+    HeadersTooLarge,
+    #[error("it was not looked at; send it again later")]
+    Refused,
     #[error("send {0}")]
     UnsupportedMediaType(&'static str),
     #[error("it was not taken, or it is unknown whether it was; sending it again is safe")]
@@ -95,9 +105,13 @@ impl ApiError {
             Self::NotFound => Code::NotFound,
             Self::MethodNotAllowed => Code::MethodNotAllowed,
             Self::PayloadTooLarge => Code::PayloadTooLarge,
+            Self::RequestTimeout => Code::RequestTimeout,
+            Self::Malformed => Code::MalformedRequest,
+            Self::UriTooLong => Code::UriTooLong,
+            Self::HeadersTooLarge => Code::HeadersTooLarge,
             Self::UnsupportedMediaType(_) => Code::UnsupportedMediaType,
             Self::Unavailable(_) => Code::Unavailable,
-            Self::Overloaded(_) => Code::Overloaded,
+            Self::Overloaded(_) | Self::Refused => Code::Overloaded,
             Self::Unexpected(_) | Self::Panicked(_) => Code::Internal,
             Self::Timeout => Code::Timeout,
             Self::Starting => Code::Starting,
@@ -128,6 +142,19 @@ impl From<StoreError> for ApiError {
             StoreError::Unexpected { .. } => Self::Unexpected(error),
         }
     }
+}
+
+/// The answer to what was refused before it reached a route.
+#[must_use]
+pub fn refuse(refused: Refused) -> Response {
+    let error = match refused {
+        Refused::Connections | Refused::Load => ApiError::Refused,
+        Refused::Malformed => ApiError::Malformed,
+        Refused::UriTooLong => ApiError::UriTooLong,
+        Refused::HeadTooLarge => ApiError::HeadersTooLarge,
+        Refused::HeadTooSlow | Refused::Unread => ApiError::RequestTimeout,
+    };
+    error.into_response()
 }
 
 /// Rides on a response to the layer that logs it; it is not sent.
@@ -176,7 +203,7 @@ impl IntoResponse for ApiError {
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        if retryable {
+        if status == StatusCode::SERVICE_UNAVAILABLE {
             // Spread, or the clients that were refused together come back together.
             headers.insert(header::RETRY_AFTER, HeaderValue::from(rand::random_range(1..=5_u16)));
         }

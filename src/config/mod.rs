@@ -77,6 +77,20 @@ pub struct Server {
     /// The longest a request may take.
     #[serde(with = "humantime_serde")]
     pub request_timeout: Duration,
+    /// Connections at a time.
+    pub max_connections: usize,
+    /// The longest a request line and headers may take to come.
+    #[serde(with = "humantime_serde")]
+    pub header_timeout: Duration,
+    /// The longest a body may take to come.
+    #[serde(with = "humantime_serde")]
+    pub body_timeout: Duration,
+    /// The longest an answer may wait to be read.
+    #[serde(with = "humantime_serde")]
+    pub write_timeout: Duration,
+    /// How long requests may wait until they are looked at.
+    #[serde(with = "humantime_serde")]
+    pub max_delay: Duration,
 }
 
 /// `[ops]`

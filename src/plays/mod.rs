@@ -76,4 +76,9 @@ pub trait Plays: Send + Sync {
     /// How often each of `videos` was played, in order. Never fails: what can't be known is said
     /// in the answer. Stores nothing about the ids asked for.
     async fn counts(&self, videos: &[VideoId]) -> Vec<PlayCount>;
+
+    /// How full the fullest queue before the store is, from 0 to 1.
+    fn fullness(&self) -> f64 {
+        0.0
+    }
 }

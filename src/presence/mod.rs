@@ -6,6 +6,7 @@
 
 pub mod in_memory;
 pub mod in_redis;
+pub mod rhythm;
 pub mod shards;
 pub mod sweep;
 mod tally;
@@ -19,14 +20,6 @@ use crate::{
     error::StoreError,
     ids::{VideoId, ViewerId},
 };
-
-/// Hidden browser tabs beat about once a minute, whatever they were told.
-const HIDDEN_TAB_BEAT: Duration = Duration::from_secs(60);
-
-/// The longest time that may pass between two beats of somebody who is watching.
-fn longest_beat_interval(heartbeat_every: Duration) -> Duration {
-    heartbeat_every.max(HIDDEN_TAB_BEAT)
-}
 
 /// "This viewer is playing this video."
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -91,4 +84,12 @@ pub trait Presence: Send + Sync {
 
     /// How long players should wait before they beat again; longer while the service is loaded.
     fn next_heartbeat(&self) -> Duration;
+
+    /// Takes note of how much there is to do, from 0 to 1.
+    fn press(&self, _pressure: f64) {}
+
+    /// How full the fullest queue before the store is, from 0 to 1.
+    fn fullness(&self) -> f64 {
+        0.0
+    }
 }

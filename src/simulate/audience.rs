@@ -93,6 +93,10 @@ impl Audience {
         self.seats
     }
 
+    pub(super) fn plays_per_viewer(&self) -> u32 {
+        self.plays_per_viewer
+    }
+
     pub(super) fn videos(&self) -> impl Iterator<Item = Video> + use<> {
         (0..self.videos).map(Video)
     }

@@ -34,6 +34,8 @@ pub(super) struct Faults {
     pub(super) decides_later: bool,
     /// The next heartbeat that is asked for.
     pub(super) next_heartbeat: u64,
+    /// After so many beats four times as long is asked for; 0 for never.
+    pub(super) loaded_after: u64,
 }
 
 #[derive(Debug)]
@@ -137,7 +139,9 @@ async fn beat(State(inner): Shared, Path(video): Path<String>, body: Bytes) -> R
     answer(&inner, |inner| {
         inner.beats += 1;
         inner.viewers.entry(video.clone()).or_default().insert(user, Instant::now());
-        let next = inner.faults.next_heartbeat;
+        let faults = inner.faults;
+        let is_loaded = faults.loaded_after > 0 && inner.beats > faults.loaded_after;
+        let next = faults.next_heartbeat * if is_loaded { 4 } else { 1 };
         json!({ "videoId": video, "online": inner.online(&video), "nextHeartbeatSeconds": next })
     })
     .await

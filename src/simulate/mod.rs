@@ -8,7 +8,9 @@ mod audience;
 mod client;
 mod crowd;
 mod ledger;
+mod line;
 mod options;
+mod pace;
 mod report;
 mod schedule;
 mod targets;
@@ -152,6 +154,9 @@ async fn watch_and_verify(
     crowd.progress.set_length(options.duration + settling);
     crowd.enter();
     crowd.drive(sleep_until(crowd.end())).await;
+    // Where viewers were slowed down, some beat within the window only.
+    let settling =
+        if crowd.pace.was_slowed() { settling.max(window + options.sweep_every) } else { settling };
     crowd.progress.note("nobody comes or goes any more; waiting until those who left are forgotten");
     let mut settled = crowd.end() + settling;
     while Instant::now() < settled {
@@ -170,6 +175,9 @@ async fn watch_and_verify(
 
 fn print_table(crowd: &Crowd, client: &Client) {
     println!("{}", client.stats.table());
+    if crowd.pace.was_slowed() {
+        println!("{}", crowd.pace);
+    }
     if crowd.missed > 0 {
         let missed = HumanCount(crowd.missed);
         println!("{missed} heartbeats were not sent: the viewer's one before still waited for a free slot");

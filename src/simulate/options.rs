@@ -61,8 +61,9 @@ pub struct Options {
     #[arg(long, default_value = "1m", value_parser = period)]
     pub sweep_every: Duration,
 
-    /// Beat later where an answer's `nextHeartbeatSeconds` is longer than --heartbeat-every. Off by
-    /// default, as a service set to 30 s would slow every shorter rhythm down to 30 s
+    /// Take `nextHeartbeatSeconds` literally where it is longer than --heartbeat-every. By default
+    /// viewers slow down in proportion when it grows over the shortest that was asked for, as a service
+    /// set to 30 s would slow every shorter rhythm down to 30 s
     #[arg(long)]
     pub obey_next: bool,
 

@@ -210,12 +210,28 @@ async fn a_longer_rhythm_is_obeyed_only_when_told_to() {
     let mut beats = Vec::new();
     for more in [&[][..], &["--obey-next"]] {
         let fake = Fake::start(WINDOW, 1, faults).await;
-        let options = options(&fake.targets(), &[more, &["--churn=0", "--plays-per-viewer=0"]].concat());
+        let calm = ["--churn=0", "--plays-per-viewer=0", "--heartbeat-every=500ms", "--duration=3s"];
+        let options = options(&fake.targets(), &[more, &calm].concat());
         assert_eq!(run(&options).await, Verdict::Fine);
         beats.push(fake.inner.lock().beats);
     }
-    assert!(beats[0] > 72, "four beats or more of each viewer, not {beats:?}");
-    assert_eq!(beats[1], 24, "one of each");
+    assert!(beats[0] > 96, "five beats or more of each viewer, not {beats:?}");
+    // One of each, and some more where the machine takes longer to answer than to the next beat.
+    assert!(beats[1] < 72, "{beats:?}");
+}
+
+#[tokio::test]
+async fn viewers_beat_less_often_while_the_service_asks_for_it_and_stay_counted() {
+    let mut beats = Vec::new();
+    for loaded_after in [0, 48] {
+        let faults = Faults { next_heartbeat: 1, loaded_after, ..Faults::default() };
+        let fake = Fake::start(WINDOW, 1, faults).await;
+        let more = ["--churn=0", "--plays-per-viewer=0", "--duration=4s", "--verify"];
+        assert_eq!(run(&options(&fake.targets(), &more)).await, Verdict::Fine);
+        beats.push(fake.inner.lock().beats);
+    }
+    // Sixteen each or more, on a machine that keeps up; six then, and some while it settles.
+    assert!(beats[1] * 4 < beats[0] * 3, "{beats:?}");
 }
 
 #[test]

@@ -13,6 +13,7 @@
 //! | `video:since:{p}` | string, `<time> <run id> <new\|again>` | none |
 //! | `video:{shards}:map` | hash, videoId (of more than one shard) or `*` → shards now and before | members leave by sweep |
 //! | `video:{shards}:version` | string, grows with every change of the map | none |
+//! | `video:slowed` | string, there while players may beat more slowly than usual | a window from then |
 //! | `video:views:delta:{p}:<videoId>` | string, plays not yet in the database | gone at 0 |
 //! | `video:views:dirty:{p}` | set, videos with a delta | members leave at 0 |
 //! | `video:views:batch:{p}` | hash, `#id`, `#at`, `#tries`, video → plays | until settled |
@@ -87,6 +88,12 @@ impl Keys {
     #[must_use]
     pub fn shards_version(&self) -> String {
         format!("{}video:{{shards}}:version", self.prefix)
+    }
+
+    /// String, there while players somewhere may keep a slower rhythm than usual.
+    #[must_use]
+    pub fn slowed(&self) -> String {
+        format!("{}video:slowed", self.prefix)
     }
 
     /// String, plays of one video not yet in the database.

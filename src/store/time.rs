@@ -19,6 +19,22 @@ use crate::clock::{Clock, Timestamp, millis};
 /// A difference between two clocks that is no longer taken for measurement noise.
 pub const TOLERATED_SKEW: Duration = Duration::from_secs(2);
 
+/// For how long nothing is removed after a jump: two beat periods, as long as they are by then.
+pub struct Caution(Box<dyn Fn() -> Duration + Send + Sync>);
+
+impl Caution {
+    /// As long as `lasts` says when it is needed.
+    pub fn of(lasts: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
+        Self(Box::new(lasts))
+    }
+}
+
+impl From<Duration> for Caution {
+    fn from(fixed: Duration) -> Self {
+        Self::of(move || fixed)
+    }
+}
+
 /// Two clocks of one host drift apart slowly. It is made up for from here on, so that it never adds up
 /// to a jump; less than this is the rounding of both.
 const DRIFT: Duration = Duration::from_millis(50);
@@ -26,8 +42,7 @@ const DRIFT: Duration = Duration::from_millis(50);
 /// Reckons a store's time on this host's monotonic clock.
 pub struct StoreClock {
     clock: Arc<dyn Clock>,
-    /// For how long nothing is removed after a jump: two beat periods.
-    caution: Duration,
+    caution: Caution,
     /// The store's time at this host's monotonic zero, in milliseconds, by the last observation: every
     /// beat is dated by it, without a lock.
     offset: AtomicI64,
@@ -42,10 +57,11 @@ struct State {
 
 impl StoreClock {
     /// Begins with the host's time until the store's is observed.
-    pub fn new(clock: Arc<dyn Clock>, caution: Duration) -> Self {
+    pub fn new(clock: Arc<dyn Clock>, caution: impl Into<Caution>) -> Self {
         let state = State { cautious_until: Duration::ZERO, skew_told: false };
         let offset = AtomicI64::new((clock.now() - clock.monotonic()).millis());
-        Self { clock, caution, offset, observed: AtomicBool::new(false), state: Mutex::new(state) }
+        let (caution, observed) = (caution.into(), AtomicBool::new(false));
+        Self { clock, caution, offset, observed, state: Mutex::new(state) }
     }
 
     /// The store's time now.
@@ -86,10 +102,11 @@ impl StoreClock {
             let jump = told.millis() - self.reckoned(mono).millis();
             // Half the round trip is the measurement's own error.
             if jump.unsigned_abs() > millis(TOLERATED_SKEW + round_trip / 2) {
-                state.cautious_until = mono + self.caution;
+                let caution = (self.caution.0)();
+                state.cautious_until = mono + caution;
                 tracing::warn!(
                     clock.jump_ms = jump,
-                    clock.caution_s = self.caution.as_secs(),
+                    clock.caution_s = caution.as_secs(),
                     "the store's clock jumped by {jump} ms: no viewer is removed for a while"
                 );
             }

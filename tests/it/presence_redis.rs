@@ -279,6 +279,34 @@ async fn a_newcomer_does_not_hide_a_loss_from_those_who_come_after() {
     assert_eq!(two.online("film").await.online, None, "one of ten is no number to show");
 }
 
+/// Who was asked to beat every 200 s need not have beaten twice after two minutes.
+#[tokio::test]
+async fn an_instance_knows_that_another_slowed_its_players_down_and_doubts_low_numbers_for_longer() {
+    let first = World::redis().await;
+    let second = first.another().await;
+    first.beat_all("film", 0..10).await;
+    first.stores.presence.press(1.0);
+    assert_eq!(first.stores.presence.next_heartbeat(), secs(200));
+    for world in [&first, &second] {
+        assert_eq!(world.run_jobs("rhythm").await, 1);
+    }
+    assert_eq!(second.stores.presence.next_heartbeat(), secs(30), "its own players are in no hurry less");
+    assert_eq!(second.swept_count("film").await, Some(10));
+
+    lose_everything(&first).await;
+    for _ in 0..6 {
+        second.pass(secs(60));
+        second.beat("film", "viewer-0").await;
+        second.sweep().await;
+        second.forget_what_was_read();
+        let count = second.online("film").await;
+        assert_eq!((count.online, count.stale), (Some(10), true));
+    }
+    second.pass(secs(100));
+    second.beat("film", "viewer-0").await;
+    assert_eq!(second.swept_count("film").await, Some(1));
+}
+
 /// And without anybody who beats there.
 #[tokio::test]
 async fn after_a_loss_every_partition_is_vouched_for_again_in_time() {

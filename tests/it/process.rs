@@ -42,6 +42,8 @@ impl Service {
         let mut all = vec![
             ("HEADCOUNT_SERVER__LISTEN", "127.0.0.1:0"),
             ("HEADCOUNT_OPS__LISTEN", "127.0.0.1:0"),
+            // A busy machine is no overload of the service.
+            ("HEADCOUNT_SERVER__MAX_DELAY", "10s"),
             ("HEADCOUNT_EMBEDDED__PATH", folder.to_str().unwrap()),
             ("HEADCOUNT_LOG__FORMAT", "json"),
         ];

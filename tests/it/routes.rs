@@ -59,6 +59,7 @@ fn router(world: &World) -> Router {
         identity: config.presence.identity,
         window: config.presence.window,
         request_timeout: config.server.request_timeout,
+        body_timeout: config.server.body_timeout,
     };
     api::public(AppState::new(parts))
 }

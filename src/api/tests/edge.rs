@@ -54,7 +54,7 @@ async fn a_request_that_takes_too_long_is_503() {
     assert_eq!(began.elapsed().as_secs(), 10);
 
     let slow = axum::body::Body::from_stream(futures::stream::pending::<Result<&[u8], std::io::Error>>());
-    world.post("/api/video/film/heartbeat", slow).await.refused(503, "timeout");
+    world.post("/api/video/film/heartbeat", slow).await.refused(408, "request_timeout");
     assert!(world.presence.viewers_of("film").is_empty());
 }
 

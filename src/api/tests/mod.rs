@@ -91,6 +91,7 @@ impl World {
             identity: settings.identity,
             window: Duration::from_secs(600),
             request_timeout: Duration::from_secs(10),
+            body_timeout: Duration::from_secs(10),
         });
         let public = super::public(state.clone());
         let operators = super::operators(state, Arc::new(|| "# metrics\n".to_owned()));

@@ -61,6 +61,13 @@ impl Linger {
         this
     }
 
+    /// How full the queue is, from 0 to 1.
+    #[expect(clippy::cast_precision_loss, reason = "a share; queues are far below 2^52")]
+    pub(super) fn fullness(&self) -> f64 {
+        let queue = self.queue.lock();
+        (queue.waiting.len() + queue.sending) as f64 / self.bounds.waiting as f64
+    }
+
     /// Takes a play to be counted within `plays.linger`.
     pub(super) fn take(&self, play: Play) -> Result<(), StoreError> {
         let now = Instant::now();

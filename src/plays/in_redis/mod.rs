@@ -113,7 +113,7 @@ impl RedisPlays {
         let writer = Arc::new(Writer::new(redis.clone(), counted, told, seen, window, for_plays));
         let take = match config.plays.ack {
             Ack::Stored => {
-                let bounds = Bounds { waiting: config.plays.max_pending, batch: BATCH };
+                let bounds = Bounds { waiting: config.plays.max_pending, batch: BATCH, prompt: true };
                 let writer = writer.clone();
                 Take::Stored(Batcher::start(
                     lifecycle,
@@ -127,7 +127,7 @@ impl RedisPlays {
                 ))
             }
             Ack::Received => {
-                let bounds = Bounds { waiting: config.plays.max_pending, batch: BATCH };
+                let bounds = Bounds { waiting: config.plays.max_pending, batch: BATCH, prompt: true };
                 Take::Received(Linger::start(lifecycle, writer.clone(), bounds, config.plays.linger))
             }
         };
@@ -184,5 +184,12 @@ impl Plays for RedisPlays {
 
     async fn counts(&self, videos: &[VideoId]) -> Vec<PlayCount> {
         self.reader.counts(videos).await
+    }
+
+    fn fullness(&self) -> f64 {
+        match &self.take {
+            Take::Stored(batcher) => batcher.fullness(),
+            Take::Received(linger) => linger.fullness(),
+        }
     }
 }

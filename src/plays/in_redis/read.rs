@@ -31,10 +31,10 @@ use crate::{
 };
 
 /// Videos that may wait to be read, and those in one pipeline.
-const READS: Bounds = Bounds { waiting: 50_000, batch: 1_000 };
+const READS: Bounds = Bounds { waiting: 50_000, batch: 1_000, prompt: false };
 
 /// Videos whose total may wait to be found out, and those in one statement.
-const MISSES: Bounds = Bounds { waiting: 10_000, batch: 500 };
+const MISSES: Bounds = Bounds { waiting: 10_000, batch: 500, prompt: false };
 
 /// What Redis keeps of one video.
 #[derive(Clone, Copy, Debug)]

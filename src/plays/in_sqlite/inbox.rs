@@ -59,6 +59,13 @@ impl Inbox {
         inbox
     }
 
+    /// How full it is, from 0 to 1.
+    #[expect(clippy::cast_precision_loss, reason = "a share; queues are far below 2^52")]
+    pub(super) fn fullness(&self) -> f64 {
+        let state = self.state.lock();
+        (state.waiting.len() + state.given) as f64 / self.most as f64
+    }
+
     /// Takes a play in.
     ///
     /// # Errors

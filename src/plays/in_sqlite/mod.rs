@@ -77,7 +77,7 @@ impl SqlitePlays {
         });
         let way = match settings.ack {
             Ack::Stored => {
-                let bounds = Bounds { waiting: settings.max_pending, batch: BATCH };
+                let bounds = Bounds { waiting: settings.max_pending, batch: BATCH, prompt: true };
                 let into = books.clone();
                 Way::Stored(Batcher::start(lifecycle, "plays", Part::Sqlite, bounds, move |plays| {
                     let books = into.clone();
@@ -127,6 +127,13 @@ impl Plays for SqlitePlays {
 
     async fn counts(&self, videos: &[VideoId]) -> Vec<PlayCount> {
         self.books.totals.of(videos).await
+    }
+
+    fn fullness(&self) -> f64 {
+        match &self.way {
+            Way::Stored(batcher) => batcher.fullness(),
+            Way::Received(inbox) => inbox.fullness(),
+        }
     }
 }
 

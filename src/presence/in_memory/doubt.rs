@@ -12,7 +12,7 @@ use super::{
     Settings,
     snapshot::{Found, Saved},
 };
-use crate::{clock::Timestamp, ids::VideoId, presence::longest_beat_interval, store::time::TOLERATED_SKEW};
+use crate::{clock::Timestamp, ids::VideoId, presence::rhythm::Rhythm, store::time::TOLERATED_SKEW};
 
 #[derive(Debug)]
 pub(super) struct Doubt {
@@ -30,13 +30,21 @@ struct Before {
 
 impl Doubt {
     /// What a snapshot leaves in doubt that is found at `now`, or at `monotonic` on the other clock.
-    pub(super) fn of(found: &Found, settings: &Settings, now: Timestamp, monotonic: Duration) -> Self {
-        let over_after = 2 * longest_beat_interval(settings.heartbeat_every);
+    pub(super) fn of(
+        found: &Found,
+        settings: &Settings,
+        rhythm: &Rhythm,
+        now: Timestamp,
+        monotonic: Duration,
+    ) -> Self {
+        let over_after = rhythm.doubt();
         let lasts = match found.saved {
             _ if found.damaged => over_after,
             None => Duration::ZERO,
             // After a crash those who came since the last save are missing.
-            Some(saved) if !saved.complete || is_too_old(saved, settings, now) => over_after,
+            // What it says instead of an end is how long that is, where players were slowed down.
+            Some(saved) if !saved.complete => over_after.max(saved.doubted_until.since(saved.at)),
+            Some(saved) if is_too_old(saved, settings, now) => over_after,
             Some(saved) => saved.doubted_until.since(now).min(over_after),
         };
         let before = found.saved.filter(|_| !lasts.is_zero()).map(|saved| {

@@ -31,7 +31,7 @@ use self::{
     sweep::{Ranked, Sweep},
     viewers::Shard,
 };
-use super::{Beat, OnlineCount, Presence, Ranking};
+use super::{Beat, OnlineCount, Presence, Ranking, rhythm::Rhythm};
 use crate::{
     clock::{Clock, Timestamp, millis},
     count_reads::CountReads,
@@ -73,6 +73,7 @@ pub struct InMemoryPresence {
     swept: AtomicU64,
     ranked: ArcSwap<Ranked>,
     doubt: Doubt,
+    rhythm: Arc<Rhythm>,
     sweeping: tokio::sync::Mutex<()>,
     reads: CountReads,
 }
@@ -87,10 +88,11 @@ impl InMemoryPresence {
         sqlite: &Sqlite,
         clock: Arc<dyn Clock>,
     ) -> Result<Arc<Self>, StoreError> {
-        let time = StoreClock::new(clock, 2 * settings.heartbeat_every);
+        let rhythm = Arc::new(Rhythm::new(settings.heartbeat_every, settings.window, clock.clone()));
+        let time = StoreClock::new(clock, rhythm.clone());
         let now = time.follow_host();
         let found = snapshot::load(sqlite).await.map_err(store_error)?;
-        let doubt = Doubt::of(&found, &settings, now, time.monotonic());
+        let doubt = Doubt::of(&found, &settings, &rhythm, now, time.monotonic());
         // From here on a crash forgets: who is found now may not be all at the next start.
         let doubted_until = now + doubt.lasts(time.monotonic());
         let at = found.saved.map_or(now, |saved| saved.at);
@@ -103,6 +105,7 @@ impl InMemoryPresence {
             swept: AtomicU64::new(millis(time.monotonic())),
             ranked: ArcSwap::from_pointee(Ranked { at: now, videos: Vec::new() }),
             doubt,
+            rhythm,
             sweeping: tokio::sync::Mutex::new(()),
             reads: CountReads::of("online"),
             time,
@@ -251,6 +254,10 @@ impl Presence for InMemoryPresence {
     }
 
     fn next_heartbeat(&self) -> Duration {
-        self.settings.heartbeat_every
+        self.rhythm.next()
+    }
+
+    fn press(&self, pressure: f64) {
+        self.rhythm.press(pressure);
     }
 }

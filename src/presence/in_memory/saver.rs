@@ -86,7 +86,9 @@ impl Saver {
 
     fn saved_now(&self, complete: bool) -> Saved {
         let at = self.presence.time.follow_host();
-        let doubted_until = at + self.presence.doubt.lasts(self.presence.time.monotonic());
+        let lasts = self.presence.doubt.lasts(self.presence.time.monotonic());
+        // Of a snapshot that may be the last before a crash, how long all take to beat again.
+        let doubted_until = at + if complete { lasts } else { lasts.max(self.presence.rhythm.doubt()) };
         Saved { at, doubted_until, complete }
     }
 }

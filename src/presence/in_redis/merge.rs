@@ -97,6 +97,12 @@ impl Merge {
         self.next.marks.len()
     }
 
+    /// How full it is, from 0 to 1.
+    #[expect(clippy::cast_precision_loss, reason = "a share; merges are far below 2^52")]
+    pub(super) fn fullness(&self) -> f64 {
+        self.len() as f64 / self.most as f64
+    }
+
     pub(super) fn anybody_waits(&self) -> bool {
         !self.next.waiting.is_empty()
     }

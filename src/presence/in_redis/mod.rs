@@ -14,6 +14,7 @@ mod rank;
 pub(crate) mod read;
 mod send;
 pub(crate) mod since;
+mod slowed;
 pub(crate) mod walk;
 pub(crate) mod writer;
 
@@ -22,7 +23,7 @@ use std::{sync::Arc, time::Duration};
 use async_trait::async_trait;
 
 pub use self::since::History;
-use super::{Beat, OnlineCount, Presence, Ranking, longest_beat_interval, sweep, tally::Tally};
+use super::{Beat, OnlineCount, Presence, Ranking, rhythm::Rhythm, sweep, tally::Tally};
 use crate::{
     config::Config,
     error::StoreError,
@@ -53,7 +54,7 @@ pub struct RedisPresence {
     walker: walk::Walker,
     map: map::ShardMap,
     known: since::Known,
-    heartbeat_every: Duration,
+    rhythm: Arc<Rhythm>,
 }
 
 impl RedisPresence {
@@ -64,6 +65,7 @@ impl RedisPresence {
         config: &Config,
         redis: &Redis,
         history: Arc<dyn History>,
+        rhythm: Arc<Rhythm>,
         lifecycle: &Lifecycle,
     ) -> Arc<Self> {
         let map = map::ShardMap::new(redis.clone(), &config.presence);
@@ -77,14 +79,15 @@ impl RedisPresence {
         ));
         let listpacks = walk::Listpacks::default();
         let walker = walk::Walker::new(redis.clone(), &config.presence, &config.jobs, listpacks.clone());
-        let (reader, asked) = read::Reader::new(redis.clone(), map.clone(), walker.clone(), config);
+        let (reader, asked) =
+            read::Reader::new(redis.clone(), map.clone(), walker.clone(), rhythm.clone(), config);
         let waiting = writer.clone();
         redis.greet_with(Arc::new(since::Stamper {
             redis: redis.clone(),
             listpacks,
             known: known.clone(),
             history,
-            doubt: since::doubt(longest_beat_interval(config.presence.heartbeat_every)),
+            rhythm: rhythm.clone(),
             beats_waited: Box::new(move || waiting.beats_waited()),
         }));
         redis.greet_with(Arc::new(map.clone()));
@@ -100,7 +103,7 @@ impl RedisPresence {
             walker,
             map,
             known,
-            heartbeat_every: config.presence.heartbeat_every,
+            rhythm,
         })
     }
 
@@ -108,6 +111,7 @@ impl RedisPresence {
     #[must_use]
     pub fn jobs(&self, config: &Config) -> Vec<Arc<dyn Job>> {
         let tally = Arc::new(Tally::new(self.redis.clock().now().secs()));
+        let slowed = slowed::Slowed { redis: self.redis.clone(), rhythm: self.rhythm.clone() };
         Partition::all()
             .map(|partition| {
                 let means = sweep::Means {
@@ -119,6 +123,7 @@ impl RedisPresence {
                 };
                 Arc::new(sweep::Sweep::new(means, config, partition)) as Arc<dyn Job>
             })
+            .chain([Arc::new(slowed) as Arc<dyn Job>])
             .collect()
     }
 
@@ -171,6 +176,14 @@ impl Presence for RedisPresence {
     }
 
     fn next_heartbeat(&self) -> Duration {
-        self.heartbeat_every
+        self.rhythm.next()
+    }
+
+    fn press(&self, pressure: f64) {
+        self.rhythm.press(pressure);
+    }
+
+    fn fullness(&self) -> f64 {
+        self.writer.fullness().max(self.reader.fullness())
     }
 }

@@ -22,7 +22,7 @@ use crate::{
     count_reads::CountReads,
     error::StoreError,
     ids::{Partition, VideoId},
-    presence::{OnlineCount, longest_beat_interval, shards::Places},
+    presence::{OnlineCount, rhythm::Rhythm, shards::Places},
     store::{
         keys::Keys,
         redis::{Connection, Redis, reply},
@@ -50,7 +50,7 @@ pub(super) struct Reader {
     queue: mpsc::Sender<Asked>,
     deadline: Duration,
     sweep_every: Duration,
-    longest_beat_interval: Duration,
+    rhythm: Arc<Rhythm>,
     reads: CountReads,
 }
 
@@ -84,20 +84,20 @@ impl Reader {
         redis: Redis,
         map: ShardMap,
         walker: Walker,
+        rhythm: Arc<Rhythm>,
         config: &config::Config,
     ) -> (Arc<Self>, mpsc::Receiver<Asked>) {
         let (queue, asked) = mpsc::channel(WAITING);
-        let longest = longest_beat_interval(config.presence.heartbeat_every);
         let reader = Arc::new(Self {
             walker,
             redis,
             map,
-            memory: Memory::new(longest),
+            memory: Memory::new(rhythm.clone()),
             counts: Counts::new(config.presence.cached_videos, config.presence.window),
             queue,
             deadline: config.redis.deadline,
             sweep_every: config.jobs.sweep_every,
-            longest_beat_interval: longest,
+            rhythm,
             reads: CountReads::of("online"),
         });
         (reader, asked)
@@ -105,6 +105,11 @@ impl Reader {
 
     pub(super) fn counts(&self) -> &Counts {
         &self.counts
+    }
+
+    /// How full the queue of reads is, from 0 to 1.
+    pub(super) fn fullness(&self) -> f64 {
+        crate::batch::fullness(&self.queue)
     }
 
     /// How many watch each video, from what is at hand or from Redis.
@@ -324,7 +329,7 @@ impl Reader {
         let outage = self
             .redis
             .since_long_outage()
-            .is_some_and(|ago| ago < self.longest_beat_interval + Duration::from_secs(3));
+            .is_some_and(|ago| ago < self.rhythm.longest_interval() + Duration::from_secs(3));
         Trust {
             swept: swept.is_some_and(|swept| self.is_recent(Timestamp::from_secs(swept), now)),
             doubtful: self.memory.is_doubtful(partition, since, now) || outage,

@@ -15,6 +15,7 @@ use crate::{
     clock::Timestamp,
     error::StoreError,
     ids::{PARTITIONS, Partition},
+    presence::rhythm::Rhythm,
     store::{
         keys::Keys,
         redis::{Connection, Greeter, Redis, reply},
@@ -104,19 +105,14 @@ pub trait History: Send + Sync {
     async fn reaches_before(&self, at: Timestamp) -> Result<bool, StoreError>;
 }
 
-/// So long after a gap a low number isn't believed.
-pub(super) fn doubt(longest_beat_interval: Duration) -> Duration {
-    longest_beat_interval * 2
-}
-
 /// Stamps every partition first thing on a connection.
 pub(super) struct Stamper {
     pub(super) redis: Redis,
     pub(super) listpacks: Listpacks,
     pub(super) known: Known,
     pub(super) history: Arc<dyn History>,
-    /// For how long a stamp is doubted that says `new` and isn't.
-    pub(super) doubt: Duration,
+    /// Tells for how long a stamp is doubted that says `new` and isn't.
+    pub(super) rhythm: Arc<Rhythm>,
     /// Whether beats have been waiting for a connection for over two seconds.
     pub(super) beats_waited: Box<dyn Fn() -> bool + Send + Sync>,
 }
@@ -154,7 +150,7 @@ impl Stamper {
             let stamp: String = reply(value)?;
             self.known.note(partition, &stamp);
             let stamp = Since::parse(&stamp);
-            let begins = stamp.filter(|stamp| !stamp.again && now.since(stamp.at) < self.doubt);
+            let begins = stamp.filter(|stamp| !stamp.again && now.since(stamp.at) < self.rhythm.doubt());
             beginnings.extend(begins.map(|stamp| (partition, stamp)));
         }
         Ok(beginnings)
@@ -177,13 +173,13 @@ impl Stamper {
 /// What this instance remembers of the stamps it has read.
 pub(super) struct Memory {
     stamps: Mutex<[Option<Since>; PARTITIONS as usize]>,
-    /// So long after a gap a low number isn't believed.
-    doubt: Duration,
+    /// Tells how long after a gap a low number isn't believed.
+    rhythm: Arc<Rhythm>,
 }
 
 impl Memory {
-    pub(super) fn new(longest_beat_interval: Duration) -> Self {
-        Self { stamps: Mutex::default(), doubt: doubt(longest_beat_interval) }
+    pub(super) fn new(rhythm: Arc<Rhythm>) -> Self {
+        Self { stamps: Mutex::default(), rhythm }
     }
 
     /// Whether data of `partition` was lost lately or may have been, going by its stamp as just
@@ -192,7 +188,7 @@ impl Memory {
         let mut stamps = self.stamps.lock();
         let remembered = &mut stamps[partition.index()];
         let Some(read) = read else { return remembered.is_some() };
-        let young = now.since(read.at) < self.doubt;
+        let young = now.since(read.at) < self.rhythm.doubt();
         let another = remembered.is_some_and(|known| known.at < read.at);
         if young && (read.again || another) {
             return true;
@@ -203,14 +199,14 @@ impl Memory {
 
     /// From when on a count of this partition saw everybody who was watching then.
     pub(super) fn complete_from(&self, read: Since) -> Option<Timestamp> {
-        read.again.then(|| read.at + self.doubt)
+        read.again.then(|| read.at + self.rhythm.doubt())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::presence::longest_beat_interval;
+    use crate::clock::ManualClock;
 
     fn partition() -> Partition {
         Partition::all().next().unwrap()
@@ -229,7 +225,9 @@ mod tests {
 
     #[test]
     fn numbers_are_doubted_for_two_of_the_longest_beat_intervals_after_a_gap() {
-        let memory = Memory::new(longest_beat_interval(Duration::from_secs(30)));
+        let (usual, window) = (Duration::from_secs(30), Duration::from_secs(600));
+        let rhythm = Arc::new(Rhythm::new(usual, window, ManualClock::at(Timestamp::from_secs(1_000))));
+        let memory = Memory::new(rhythm.clone());
         let doubts = |read, now| memory.is_doubtful(partition(), read, Timestamp::from_secs(now));
         assert!(!doubts(Some(since(1_000, false)), 1_001), "nobody was here before");
         assert!(doubts(None, 1_100), "the stamp is gone, and the data with it");
@@ -238,5 +236,9 @@ mod tests {
         assert!(!doubts(Some(since(1_100, true)), 1_220));
         assert!(doubts(Some(since(1_300, false)), 1_301), "an older stamp is remembered");
         assert!(!doubts(Some(since(1_300, false)), 1_420));
+        assert!(doubts(Some(since(1_500, true)), 1_501));
+        rhythm.press(1.0);
+        assert!(doubts(Some(since(1_500, true)), 1_899), "some were asked to beat every 200 s only");
+        assert!(!doubts(Some(since(1_500, true)), 1_900));
     }
 }

@@ -135,6 +135,11 @@ impl Writer {
         self.redis.check_connected()
     }
 
+    /// How full the merge is, from 0 to 1.
+    pub(super) fn fullness(&self) -> f64 {
+        self.merge.lock().fullness()
+    }
+
     /// Whether a beat has been waiting for over two seconds.
     pub(super) fn beats_waited(&self) -> bool {
         let oldest = self.merge.lock().oldest();

@@ -7,6 +7,7 @@ use tokio::{task::JoinError, time::Instant};
 use super::{
     Crowd,
     errand::{Errand, Event, Landed, Outcome},
+    number,
 };
 use crate::simulate::client::{BeatAnswer, Failure, wait_before_retry};
 
@@ -38,13 +39,17 @@ impl Crowd {
     fn beat_landed(&mut self, errand: Errand, answer: &BeatAnswer, now: Instant) {
         self.targets.heard(errand.target, true, now);
         self.ledger.beat_answered(errand.video, answer.online);
-        let asked = answer.next_heartbeat_seconds.map(Duration::from_secs);
-        if let Some(asked) = asked
-            && asked > self.audience.heartbeat_every()
-            && self.obey_next
-            && self.is_wanted(&errand)
-        {
-            self.seats[errand.seat.index()].not_before = Some(now + asked);
+        let asked = answer.next_heartbeat_seconds.unwrap_or_default();
+        self.pace.beat(now.saturating_duration_since(self.start), asked);
+        if asked == 0 {
+            return;
+        }
+        self.usual = self.usual.min(asked);
+        let every = self.audience.heartbeat_every();
+        let wanted = interval(every, Duration::from_secs(asked), self.usual, self.obey_next);
+        if wanted > every && self.is_wanted(&errand) {
+            let at = (now + wanted).saturating_duration_since(self.start).as_millis();
+            self.seats[errand.seat.index()].not_before = u32::try_from(at).unwrap_or(u32::MAX);
         }
     }
 
@@ -58,13 +63,39 @@ impl Crowd {
         };
         if failure.is_transient() && self.is_wanted(&errand) {
             if !errand.is_play() {
-                self.seats[errand.seat.index()].target = next.target;
+                self.seats[errand.seat.index()].target = number(next.target);
             }
             self.client.stats.retried(errand.kind());
             let wait = wait_before_retry(next.failures, failure.retry_after(), rand::random());
-            self.schedule.push(now + wait, Event::Send(next));
+            self.schedule.push(now + wait, Event::Again(Box::new(next)));
         } else if errand.is_play() {
             self.ledger.play_unanswered(errand.video, next.tried);
         }
+    }
+}
+
+/// How long a viewer who beats `every` waits after it was asked for `asked`, by a service that usually
+/// asks for `usual` seconds: as much longer as `asked` is than that, or, `literally`, so long.
+fn interval(every: Duration, asked: Duration, usual: u64, literally: bool) -> Duration {
+    if literally {
+        return asked;
+    }
+    // However rarely the viewer beats anyway, no more rarely than was asked for.
+    let longer = asked.div_duration_f64(Duration::from_secs(usual));
+    every.mul_f64(longer).min(asked.max(every))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_viewer_slows_down_as_much_as_is_asked_for_and_not_at_the_usual_interval() {
+        let secs = Duration::from_secs;
+        assert_eq!(interval(secs(5), secs(30), 30, false), secs(5));
+        assert_eq!(interval(secs(5), secs(120), 30, false), secs(20));
+        assert_eq!(interval(secs(60), secs(120), 30, false), secs(120));
+        assert_eq!(interval(secs(300), secs(120), 30, false), secs(300));
+        assert_eq!(interval(secs(5), secs(30), 30, true), secs(30));
     }
 }

@@ -1,7 +1,5 @@
 //! What is to be done, for whom, and what came of it.
 
-use tokio::time::Instant;
-
 use crate::simulate::{
     audience::{Seat, Video, Viewer},
     client::{BeatAnswer, Failure, PlayAnswer},
@@ -13,20 +11,23 @@ use crate::simulate::{
 pub(super) struct Place {
     pub(super) viewer: Viewer,
     pub(super) video: Video,
-    pub(super) target: usize,
+    pub(super) target: u32,
     /// Counts the viewer's beats, so that a retry knows whether a newer one was due meanwhile.
     pub(super) round: u32,
     pub(super) beat_waits: bool,
-    /// The service asked not to hear from the viewer before.
-    pub(super) not_before: Option<Instant>,
+    /// The service asked not to hear from the viewer before: in milliseconds of the run, or 0.
+    pub(super) not_before: u32,
 }
 
-#[derive(Clone, Copy, Debug)]
+/// Small: a million viewers have a beat and a play to come.
+#[derive(Clone, Debug)]
 pub(super) enum Event {
     /// A regular beat of the viewer, if still in that seat.
     Beat(Seat, Viewer),
-    /// A play, or the repetition of something that failed.
-    Send(Errand),
+    /// A play of the viewer, if still in that seat.
+    Play(Seat, Viewer, Video),
+    /// The repetition of something that failed.
+    Again(Box<Errand>),
     /// The upcoming change.
     Change,
 }

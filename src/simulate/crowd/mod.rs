@@ -19,6 +19,7 @@ use super::{
     audience::{Audience, Change, Seat, Viewer, Visit},
     client::Client,
     ledger::Ledger,
+    pace::Pace,
     report::Progress,
     schedule::Schedule,
     targets::Targets,
@@ -41,6 +42,9 @@ pub(super) struct Crowd {
     /// The change that is due next, with its number.
     upcoming: Option<(u32, Change)>,
     obey_next: bool,
+    /// The shortest interval that the service asked for, in seconds: its usual one.
+    usual: u64,
+    pub(super) pace: Pace,
     beating: bool,
     playing: bool,
     last_of_leavers: Option<Instant>,
@@ -72,6 +76,8 @@ impl Crowd {
             flights: JoinSet::new(),
             upcoming: None,
             obey_next,
+            usual: u64::MAX,
+            pace: Pace::over(audience.duration()),
             beating: true,
             playing: true,
             last_of_leavers: None,
@@ -86,11 +92,14 @@ impl Crowd {
 
     /// The clock of the plan begins to run: everybody is seated.
     pub(super) fn enter(&mut self) {
-        self.start = Instant::now();
+        // A million take a while to be seated; the first of them would be late.
+        const SEATING: Duration = Duration::from_micros(3);
+        self.start = Instant::now() + SEATING * self.audience.seats();
         self.progress.begin();
-        // Collected first, as seating changes what the plan is read from.
-        let first: Vec<_> = self.audience.first().collect();
-        for visit in first {
+        // A copy, as seating changes what the plan is read from.
+        let audience = self.audience.clone();
+        self.schedule.reserve(audience.seats() as usize * (1 + audience.plays_per_viewer() as usize));
+        for visit in audience.first() {
             self.seats.push(self.place(&visit));
             self.expect(&visit);
         }
@@ -128,7 +137,12 @@ impl Crowd {
 
             tokio::select! {
                 output = &mut until => return output,
-                Some(landed) = self.flights.join_next() => self.landed(landed),
+                Some(landed) = self.flights.join_next() => {
+                    self.landed(landed);
+                    while let Some(landed) = self.flights.try_join_next() {
+                        self.landed(landed);
+                    }
+                }
                 () = sleep_until(next) => {}
                 _ = self.ticks.tick() => self.show(),
             }
@@ -140,7 +154,11 @@ impl Crowd {
         // Or a viewer whose leaving is not yet seen to would play after it.
         self.take_due(self.end());
         self.beating = false;
-        self.schedule.retain(|event| matches!(event, Event::Send(errand) if errand.is_play()));
+        self.schedule.retain(|event| match event {
+            Event::Play(..) => true,
+            Event::Again(errand) => errand.is_play(),
+            Event::Beat(..) | Event::Change => false,
+        });
         for queue in &mut self.waiting {
             queue.retain(|(_, errand)| errand.is_play());
         }
@@ -158,9 +176,9 @@ impl Crowd {
             !errand.is_play()
         };
         self.schedule.retain(|event| match event {
-            // A play with no failure behind it was not even begun.
-            Event::Send(errand) if errand.failures > 0 => write_off(errand),
-            Event::Send(_) => false,
+            Event::Again(errand) => write_off(errand),
+            // Was not even begun.
+            Event::Play(..) => false,
             Event::Beat(..) | Event::Change => true,
         });
         for queue in &mut self.waiting {
@@ -177,20 +195,18 @@ impl Crowd {
         Place {
             viewer: visit.viewer,
             video: visit.video,
-            target: usize::try_from(target).expect("it is under the number of targets"),
+            target: u32::try_from(target).expect("it is under the number of targets"),
             round: 0,
             beat_waits: false,
-            not_before: None,
+            not_before: 0,
         }
     }
 
     fn expect(&mut self, visit: &Visit) {
         let Visit { seat, viewer, .. } = *visit;
         self.schedule.push(self.start + visit.enters, Event::Beat(seat, viewer));
-        let target = self.seats[seat.index()].target;
         for &(at, video) in &visit.plays {
-            let errand = Errand { what: What::Play, seat, viewer, video, target, failures: 0, tried: false };
-            self.schedule.push(self.start + at, Event::Send(errand));
+            self.schedule.push(self.start + at, Event::Play(seat, viewer, video));
         }
     }
 
@@ -214,8 +230,15 @@ impl Crowd {
     fn happens(&mut self, due: Instant, event: Event) {
         match event {
             Event::Beat(seat, viewer) if self.is_here(seat, viewer) => self.beat_is_due(due, seat),
-            Event::Beat(..) => {}
-            Event::Send(errand) => self.errand_is_due(due, errand),
+            Event::Play(seat, viewer, video) if self.is_here(seat, viewer) => {
+                let target = self.seats[seat.index()].target as usize;
+                let what = What::Play;
+                self.ledger.play_begun();
+                let errand = Errand { what, seat, viewer, video, target, failures: 0, tried: false };
+                self.waiting[target].push_back((due, errand));
+            }
+            Event::Beat(..) | Event::Play(..) => {}
+            Event::Again(errand) => self.is_due_again(due, *errand),
             Event::Change => {
                 let Some((number, change)) = self.upcoming.take() else { return };
                 self.last_of_leavers = Some(Instant::now());
@@ -230,7 +253,8 @@ impl Crowd {
 
     fn beat_is_due(&mut self, due: Instant, seat: Seat) {
         let place = &mut self.seats[seat.index()];
-        if let Some(later) = place.not_before.take().filter(|&later| later > due) {
+        let later = self.start + Duration::from_millis(std::mem::take(&mut place.not_before).into());
+        if later > due {
             self.schedule.push(later, Event::Beat(seat, place.viewer));
             return;
         }
@@ -242,22 +266,16 @@ impl Crowd {
         place.round = place.round.wrapping_add(1);
         place.beat_waits = true;
         let &mut Place { viewer, video, target, round, .. } = place;
+        let target = target as usize;
         let errand =
             Errand { what: What::Beat { round }, seat, viewer, video, target, failures: 0, tried: false };
         self.waiting[target].push_back((due, errand));
     }
 
-    fn errand_is_due(&mut self, due: Instant, mut errand: Errand) {
+    fn is_due_again(&mut self, due: Instant, errand: Errand) {
         match errand.what {
             What::Beat { .. } if !self.is_wanted(&errand) => return,
             What::Beat { .. } => self.seats[errand.seat.index()].beat_waits = true,
-            What::Play if errand.failures == 0 => {
-                if !self.is_here(errand.seat, errand.viewer) {
-                    return;
-                }
-                errand.target = self.seats[errand.seat.index()].target;
-                self.ledger.play_begun();
-            }
             What::Play => {}
         }
         self.waiting[errand.target].push_back((due, errand));
@@ -295,7 +313,7 @@ impl Crowd {
         if !errand.is_play() {
             let place = &mut self.seats[errand.seat.index()];
             place.beat_waits = false;
-            place.target = errand.target;
+            place.target = number(errand.target);
         }
         let client = Arc::clone(&self.client);
         self.flights.spawn(async move {
@@ -311,5 +329,22 @@ impl Crowd {
     fn show(&mut self) {
         let waiting = self.waiting.iter().map(VecDeque::len).sum();
         self.progress.show(self.client.stats.totals(), self.flights.len(), waiting);
+    }
+}
+
+/// A target's number as a seat keeps it.
+fn number(target: usize) -> u32 {
+    u32::try_from(target).expect("there are no more targets than a command line holds")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_viewer_takes_little_memory() {
+        let to_come = crate::simulate::schedule::size_of_entry::<Event>();
+        let viewer = size_of::<Place>() + 2 * to_come;
+        assert!(viewer <= 128, "{viewer} bytes: a place, a beat and a play to come");
     }
 }

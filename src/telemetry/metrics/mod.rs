@@ -170,6 +170,20 @@ pub const METRICS: &[Metric] = &[
         &["task"],
         "Runs of a job that failed and are tried again",
     ),
+    metric(
+        Counter,
+        "headcount_http_refused_total",
+        &["reason"],
+        "Requests and connections refused before they reached a route: connections, load, malformed, slow_head or slow_reader",
+    ),
+    metric(Gauge, "headcount_http_connections", &[], "Connections that are open"),
+    metric(
+        Gauge,
+        "headcount_scheduling_delay_seconds",
+        &[],
+        "How long what comes in waits until it is looked at, as last measured",
+    ),
+    metric(Gauge, "headcount_next_heartbeat_seconds", &[], "How often players are asked to beat"),
     metric(Counter, "headcount_http_requests_total", &["route", "status"], "Requests answered"),
     metric(Histogram, "headcount_http_request_duration_seconds", &["route"], "How long an answer took"),
 ];

@@ -25,6 +25,8 @@ const SETTINGS: &[(&str, &str)] = &[
     ("HEADCOUNT_REDIS__BATCH_MIN_AGE", "0s"), // appendfsync always
     ("HEADCOUNT_SERVER__DRAIN", "20s"),
     ("HEADCOUNT_SERVER__REQUEST_TIMEOUT", "3s"),
+    // A machine that is busy with so many processes is no overload of one of them.
+    ("HEADCOUNT_SERVER__MAX_DELAY", "10s"),
     ("HEADCOUNT_POSTGRES__DEADLINE", "2s"),
     ("HEADCOUNT_PRESENCE__WINDOW", "45s"),
     ("HEADCOUNT_PRESENCE__HEARTBEAT_EVERY", "15s"),

@@ -1,0 +1,69 @@
+//! Tells the other instances that players were slowed down here: whichever has to know how long it
+//! takes until everybody has beaten twice needn't be the one that asked for it.
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+
+use crate::{
+    error::StoreError,
+    jobs::Job,
+    presence::rhythm::Rhythm,
+    store::redis::{Redis, reply},
+};
+
+/// How often it is told and listened for: players aren't slowed down much in so short a time.
+const EVERY: Duration = Duration::from_secs(5);
+
+/// The job "rhythm".
+pub(super) struct Slowed {
+    pub(super) redis: Redis,
+    pub(super) rhythm: Arc<Rhythm>,
+}
+
+impl Slowed {
+    async fn exchange(&self) -> Result<(), StoreError> {
+        let key = self.redis.keys().slowed();
+        let mut commands = Vec::new();
+        if let Some(left) = self.rhythm.own_lasts() {
+            let mut tell = redis::cmd("SET");
+            let left = left.as_millis().max(1);
+            tell.arg(&key).arg(1).arg("PX").arg(left.to_string());
+            commands.push(tell);
+        }
+        let mut ask = redis::cmd("PTTL");
+        ask.arg(&key);
+        commands.push(ask);
+        let answers = self.redis.connection()?.pipe(commands).await?;
+        if let Some(left) = answers.into_iter().next_back() {
+            // Negative where nobody was slowed down.
+            if let Ok(left) = u64::try_from(reply::<i64>(left)?) {
+                self.rhythm.heard(Duration::from_millis(left));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Job for Slowed {
+    fn name(&self) -> &'static str {
+        "rhythm"
+    }
+
+    fn first_in(&self) -> Duration {
+        EVERY
+    }
+
+    fn every(&self) -> Duration {
+        EVERY
+    }
+
+    async fn run(&self) -> Result<Option<Duration>, StoreError> {
+        // What others asked for is kept in mind meanwhile; that Redis is away is told elsewhere.
+        if let Err(error) = self.exchange().await {
+            tracing::debug!(error = %error, "how often players beat was not exchanged");
+        }
+        Ok(None)
+    }
+}
