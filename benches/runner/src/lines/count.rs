@@ -6,18 +6,13 @@ use crate::{
     figures::ratio,
     report::{Bound::AtLeast, Figure},
     world::World,
-    wrk::{Load, SETTLE, alternate, round},
+    wrk::{Load, alternate},
 };
 
 const LIST: usize = 100;
 
 pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
-    let world = World::start(bench, &[]).await?;
-    // Somebody has to watch, or every count is a zero, which no cache keeps for long.
-    let beats = bench.requests(Body::Viewer)?;
-    let beat = Load::new(&world.service, None, beats, "POST", "/api/video/%s/heartbeat").settle(SETTLE);
-    round(bench, &beat, bench.round()).await?;
-
+    let world = World::watched(bench, &[]).await?;
     let redis = Some(&world.redis);
     let one =
         Load::new(&world.service, redis, bench.requests(Body::None)?, "GET", "/api/video/%s/online-count");

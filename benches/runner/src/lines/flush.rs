@@ -17,14 +17,15 @@ use crate::{
         Bound::{AtLeast, AtMost},
         Figure,
     },
-    world::World,
+    world::{PARTITIONS, World},
 };
-
-const PARTITIONS: u32 = 16;
 
 /// Well below what the machine can do: what is looked for is the flush's doing.
 const RATE: f64 = 2_000.0;
 const CONNECTIONS: usize = 64;
+
+/// Videos it is about: few beside those that are flushed.
+const TRAFFIC_VIDEOS: u32 = 100;
 
 /// What the traffic is like without a flush.
 const QUIET: Duration = Duration::from_secs(6);
@@ -92,10 +93,10 @@ async fn flush(bench: &Bench, videos: u32, min_age: &str) -> anyhow::Result<Flus
     let all = dirty(&mut connection).await?;
     world.postgres.start_again().await;
     // Traffic makes a few dirty meanwhile.
-    until(&mut connection, |left| left + 900 < all).await?;
+    until(&mut connection, |left| left + 500 < all).await?;
     let (first, began) = (dirty(&mut connection).await?, Instant::now());
     let meanwhile = traffic.now();
-    let left = until(&mut connection, |left| left < all / 50).await?;
+    let left = until(&mut connection, |left| left < all / 50 + u64::from(TRAFFIC_VIDEOS)).await?;
     let seconds = began.elapsed().as_secs_f64();
     let meanwhile = (meanwhile, traffic.now());
     let sent = traffic.end().await;
@@ -119,7 +120,7 @@ async fn flush(bench: &Bench, videos: u32, min_age: &str) -> anyhow::Result<Flus
 /// Six beats, two plays and two counts in ten.
 fn mixed(number: u64, run: u32) -> Vec<u8> {
     let mut dice = Dice::new(number);
-    let video = video(usize::try_from(dice.below(1_000)).unwrap_or(0));
+    let video = video(usize::try_from(dice.below(TRAFFIC_VIDEOS)).unwrap_or(0));
     match number % 10 {
         0..6 => {
             let viewer = viewer(dice.below(100_000));

@@ -16,7 +16,7 @@ const BEAT: &str = "/api/video/%s/heartbeat";
 const EMPTY: &str = "/api/video/%s/noop/heartbeat";
 
 pub(super) async fn received(bench: &Bench) -> anyhow::Result<()> {
-    let world = World::start(bench, &[]).await?;
+    let world = World::watched(bench, &[]).await?;
     let requests = bench.requests(Body::Viewer)?;
     let mut redis_micros = Vec::new();
     for connections in [64, 256] {
@@ -41,7 +41,7 @@ pub(super) async fn received(bench: &Bench) -> anyhow::Result<()> {
 
 #[expect(clippy::cast_precision_loss, reason = "microseconds of a round")]
 pub(super) async fn stored(bench: &Bench) -> anyhow::Result<()> {
-    let world = World::start(bench, &[("PRESENCE__ACK", "stored")]).await?;
+    let world = World::watched(bench, &[("PRESENCE__ACK", "stored")]).await?;
     let beat = Load::new(&world.service, Some(&world.redis), bench.requests(Body::Viewer)?, "POST", BEAT);
     let beat = beat.connections(256);
     let empty = Load { path: EMPTY.to_owned(), ..beat.clone() };

@@ -49,7 +49,7 @@ struct Overloaded {
 }
 
 pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
-    let world = World::start(bench, &[]).await?;
+    let world = World::watched(bench, &[]).await?;
     for (what, body) in [("plays", Body::NewPlay), ("heartbeats", Body::Viewer)] {
         let overloaded = overload(bench, &world, body).await?;
         let mut report = bench.report.borrow_mut();

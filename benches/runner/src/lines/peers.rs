@@ -14,7 +14,7 @@ use crate::{
 };
 
 pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
-    let world = World::start(bench, &[]).await?;
+    let world = World::watched(bench, &[]).await?;
     let (axum_redis, node_redis) = (Redis::start(bench).await?, Redis::start(bench).await?);
     let axum = Service::peer(bench, "axum-pool", Command::new(&bench.options.axum_peer), &axum_redis).await?;
     let mut command = Command::new("node");

@@ -13,7 +13,7 @@ use crate::{
 };
 
 pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
-    let world = World::start(bench, &[]).await?;
+    let world = World::watched(bench, &[]).await?;
     let service = &world.service;
     let load = |body, method, path| anyhow::Ok(Load::new(service, None, bench.requests(body)?, method, path));
     let loads = [
