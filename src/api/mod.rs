@@ -130,6 +130,9 @@ struct Api {
 
 impl Api {
     async fn check_known(&self, video: &VideoId) -> Result<(), ApiError> {
+        if self.videos.takes_all() {
+            return Ok(());
+        }
         let known = self.videos.known(std::slice::from_ref(video)).await?;
         if known.first() == Some(&true) { Ok(()) } else { Err(ApiError::UnknownVideo) }
     }

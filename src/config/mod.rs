@@ -182,7 +182,7 @@ pub struct Presence {
     /// Beats merged while the store is away, at most.
     pub max_merged: usize,
     /// Videos whose count is kept ready.
-    pub cached_videos: u64,
+    pub cached_videos: usize,
 }
 
 /// Who is one viewer.
@@ -222,7 +222,7 @@ pub struct Plays {
     /// Plays waiting for the store, at most.
     pub max_pending: usize,
     /// Videos whose total is kept ready.
-    pub cached_videos: u64,
+    pub cached_videos: usize,
     /// Where a day begins.
     pub timezone: chrono_tz::Tz,
 }

@@ -4,7 +4,13 @@
 //! agree. It is reckoned forward on the monotonic clock: a host clock that is set changes nothing
 //! here, and a Redis clock that is set (or a promoted node whose clock differs) shows up as a jump.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicI64, Ordering},
+    },
+    time::Duration,
+};
 
 use parking_lot::Mutex;
 
@@ -13,19 +19,23 @@ use crate::clock::{Clock, Timestamp, millis};
 /// A difference between two clocks that is no longer taken for measurement noise.
 pub const TOLERATED_SKEW: Duration = Duration::from_secs(2);
 
+/// Two clocks of one host drift apart slowly. It is made up for from here on, so that it never adds up
+/// to a jump; less than this is the rounding of both.
+const DRIFT: Duration = Duration::from_millis(50);
+
 /// Reckons a store's time on this host's monotonic clock.
 pub struct StoreClock {
     clock: Arc<dyn Clock>,
     /// For how long nothing is removed after a jump: two beat periods.
     caution: Duration,
+    /// The store's time at this host's monotonic zero, in milliseconds, by the last observation: every
+    /// beat is dated by it, without a lock.
+    offset: AtomicI64,
+    observed: AtomicBool,
     state: Mutex<State>,
 }
 
 struct State {
-    /// The store's time at `anchored`, by the last observation.
-    anchor: Timestamp,
-    anchored: Duration,
-    observed: bool,
     cautious_until: Duration,
     skew_told: bool,
 }
@@ -33,14 +43,9 @@ struct State {
 impl StoreClock {
     /// Begins with the host's time until the store's is observed.
     pub fn new(clock: Arc<dyn Clock>, caution: Duration) -> Self {
-        let state = State {
-            anchor: clock.now(),
-            anchored: clock.monotonic(),
-            observed: false,
-            cautious_until: Duration::ZERO,
-            skew_told: false,
-        };
-        Self { clock, caution, state: Mutex::new(state) }
+        let state = State { cautious_until: Duration::ZERO, skew_told: false };
+        let offset = AtomicI64::new((clock.now() - clock.monotonic()).millis());
+        Self { clock, caution, offset, observed: AtomicBool::new(false), state: Mutex::new(state) }
     }
 
     /// The store's time now.
@@ -48,8 +53,15 @@ impl StoreClock {
         if let Some(manual) = self.clock.overrides_stores() {
             return manual;
         }
-        let state = self.state.lock();
-        state.anchor + self.clock.monotonic().saturating_sub(state.anchored)
+        self.reckoned(self.clock.monotonic())
+    }
+
+    fn reckoned(&self, monotonic: Duration) -> Timestamp {
+        Timestamp::from_millis(self.offset.load(Ordering::Relaxed)) + monotonic
+    }
+
+    fn anchor(&self, told: Timestamp, monotonic: Duration) {
+        self.offset.store((told - monotonic).millis(), Ordering::Relaxed);
     }
 
     /// What a script is given for the time: empty, so that it asks `TIME` itself and a call that
@@ -70,9 +82,8 @@ impl StoreClock {
         let mono = self.clock.monotonic();
         let host = self.clock.now();
         let mut state = self.state.lock();
-        if state.observed {
-            let expected = state.anchor + mono.saturating_sub(state.anchored);
-            let jump = told.millis() - expected.millis();
+        if self.observed.swap(true, Ordering::Relaxed) {
+            let jump = told.millis() - self.reckoned(mono).millis();
             // Half the round trip is the measurement's own error.
             if jump.unsigned_abs() > millis(TOLERATED_SKEW + round_trip / 2) {
                 state.cautious_until = mono + self.caution;
@@ -83,9 +94,7 @@ impl StoreClock {
                 );
             }
         }
-        state.anchor = told;
-        state.anchored = mono;
-        state.observed = true;
+        self.anchor(told, mono);
 
         let skew = host.millis() - told.millis();
         #[expect(clippy::cast_precision_loss, reason = "a metric in seconds; skews are far below 2^52 ms")]
@@ -104,17 +113,13 @@ impl StoreClock {
     /// The host's time, for a store that lives in this process: it is taken for the store's, with
     /// the same care for jumps.
     pub fn follow_host(&self) -> Timestamp {
-        let mut state = self.state.lock();
         let (host, mono) = (self.clock.now(), self.clock.monotonic());
-        let expected = state.anchor + mono.saturating_sub(state.anchored);
-        let jump = host.millis() - expected.millis();
+        let jump = host.millis() - self.reckoned(mono).millis();
         if jump.unsigned_abs() > millis(TOLERATED_SKEW) {
-            drop(state);
             self.observe(host, Duration::ZERO);
-        } else {
-            state.anchor = host;
-            state.anchored = mono;
-            state.observed = true;
+        } else if jump.unsigned_abs() > millis(DRIFT) || !self.observed.load(Ordering::Relaxed) {
+            self.anchor(host, mono);
+            self.observed.store(true, Ordering::Relaxed);
         }
         host
     }

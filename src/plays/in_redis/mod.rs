@@ -132,7 +132,7 @@ impl RedisPlays {
             }
         };
         let reader = Reader::start(lifecycle, redis.clone(), ledger.clone(), shown, config.redis.deadline);
-        let sketches = Sketches::new(redis.clone(), ledger.clone(), config.plays.cached_videos);
+        let sketches = Sketches::new(redis.clone(), ledger.clone(), config.plays.cached_videos as u64);
         let min_age = config.redis.batch_min_age;
         let for_flush = (wanted > 0).then(|| replicas(WaitFor::Flush));
         let flusher = Arc::new(Flusher::new(redis.clone(), ledger.clone(), sketches, min_age, for_flush));

@@ -3,7 +3,7 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use moka::sync::Cache;
+use quick_cache::sync::Cache;
 use redis::{Cmd, Value};
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
@@ -11,7 +11,7 @@ use super::{SKETCH_LIFE, shown::Shown, witness::Witness};
 use crate::{
     error::{Part, StoreError},
     failpoint,
-    ids::Partition,
+    ids::{MAX_ID_BYTES, Partition, VideoId},
     plays::{Play, Recorded},
     store::{
         keys::Keys,
@@ -27,8 +27,8 @@ pub(super) static RECORD: LuaScript = LuaScript::new("record", include_str!("../
 /// Plays in one call of the script, which blocks Redis for 10 to 15 µs each.
 const AT_ONCE: usize = 300;
 
-/// Plays remembered here as counted, about 400 bytes each.
-const COUNTED: u64 = 100_000;
+/// Hashes remembered here of what was counted, under 100 bytes each.
+const COUNTED: usize = 100_000;
 
 /// For how long the mark behind plays that wait for replicas stays; it is for nobody to read.
 const MARK_SECONDS: u32 = 60;
@@ -145,7 +145,7 @@ impl Writer {
         let mut mark = redis::cmd("SET");
         mark.arg(self.redis.keys().waited()).arg("1").arg("EX").arg(MARK_SECONDS);
         commands.push(mark);
-        match replicas.pipe(&commands).await {
+        match replicas.pipe(commands).await {
             Ok(mut answers) => {
                 let marked = answers.pop().unwrap_or(Value::Nil);
                 // Refused (memory is full, say), it vouches for nothing.
@@ -226,8 +226,7 @@ struct Note {
 impl Counted {
     pub(super) fn new(clock: Arc<StoreClock>, window: Duration) -> Self {
         let life = (window / 2).min(LONGEST_NOTE);
-        let notes = Cache::builder().max_capacity(COUNTED).time_to_live(life).build();
-        Self { clock, notes, life, seed: rand::random() }
+        Self { clock, notes: Cache::new(COUNTED), life, seed: rand::random() }
     }
 
     fn has(&self, play: &Play, epoch: u64) -> bool {
@@ -243,11 +242,19 @@ impl Counted {
     }
 
     fn hashes(&self, play: &Play) -> impl Iterator<Item = u128> {
-        let video = &play.video;
-        // No id holds a space.
-        let viewer = play.viewer.as_ref().map(|viewer| format!("{video} u {viewer}"));
-        let play_id = play.play_id.as_ref().map(|play| format!("{video} p {play}"));
-        let seed = self.seed;
-        viewer.into_iter().chain(play_id).map(move |text| xxh3_128_with_seed(text.as_bytes(), seed))
+        let viewer = play.viewer.as_ref().map(|viewer| self.hash(&play.video, *b" u ", viewer.as_str()));
+        let play_id = play.play_id.as_ref().map(|play_id| self.hash(&play.video, *b" p ", play_id.as_str()));
+        viewer.into_iter().chain(play_id)
+    }
+
+    /// Of a text that is put together on the stack: no id is longer than that, and none holds a space.
+    fn hash(&self, video: &VideoId, kind: [u8; 3], id: &str) -> u128 {
+        let mut text = [0; 2 * MAX_ID_BYTES + 3];
+        let mut length = 0;
+        for part in [video.as_str().as_bytes(), &kind, id.as_bytes()] {
+            text[length..length + part.len()].copy_from_slice(part);
+            length += part.len();
+        }
+        xxh3_128_with_seed(&text[..length], self.seed)
     }
 }

@@ -4,10 +4,10 @@
 //! A number the store vouched for is *good* for the window. Within it a smaller total is not believed
 //! (Redis may have come back older): the good one is answered, as stale. After it the store is right.
 
-use std::{sync::Arc, time::Duration};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
-use moka::sync::Cache;
 use parking_lot::Mutex;
+use quick_cache::sync::Cache;
 use tokio::sync::watch;
 
 use crate::{clock::Timestamp, ids::VideoId, plays::PlayCount, store::time::StoreClock};
@@ -81,17 +81,16 @@ pub(super) struct Found {
 }
 
 impl Shown {
-    pub(super) fn new(clock: Arc<StoreClock>, videos: u64, window: Duration) -> Self {
-        let entries = Cache::builder().max_capacity(videos).time_to_idle(window.max(NOTED)).build();
-        Self { clock, entries, window }
+    pub(super) fn new(clock: Arc<StoreClock>, videos: usize, window: Duration) -> Self {
+        Self { clock, entries: Cache::new(videos), window }
     }
 
     /// Looks a video up.
     pub(super) fn look(&self, video: &VideoId) -> Look {
-        let entry = match self.entries.get(video) {
-            Some(entry) => entry,
-            None => self.entries.get_with_by_ref(video, Arc::default),
-        };
+        let entry = self.entries.get(video).unwrap_or_else(|| {
+            let Ok(entry) = self.entries.get_or_insert_with(video, || Ok::<_, Infallible>(Arc::default()));
+            entry
+        });
         let now = self.clock.monotonic();
         let mut inner = entry.lock();
         if let Some((answer, _)) = inner.answer.filter(|(_, at)| now.saturating_sub(*at) < FRESH) {

@@ -71,7 +71,7 @@ impl SqlitePlays {
     ) -> Self {
         let books = Arc::new(Books {
             ledger: Ledger::new(sqlite.clone(), settings.dedupe_window, settings.timezone),
-            totals: Totals::new(sqlite.clone(), clock.clone(), settings.cached_videos),
+            totals: Totals::new(sqlite.clone(), clock.clone(), settings.cached_videos as u64),
             notes: Notes::new(settings.dedupe_window),
             turn: Mutex::new(()),
         });

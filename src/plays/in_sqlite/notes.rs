@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use moka::{policy::EvictionPolicy, sync::Cache};
+use quick_cache::sync::Cache;
 
 use super::decide::{TimedPlay, is_within};
 use crate::{
@@ -13,8 +13,8 @@ use crate::{
     plays::Play,
 };
 
-/// Notes kept, about 200 bytes each; the oldest go first.
-const MOST: u64 = 50_000;
+/// Notes kept, about 200 bytes each.
+const MOST: usize = 50_000;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Seen {
@@ -39,8 +39,7 @@ pub(super) struct Notes {
 
 impl Notes {
     pub(super) fn new(window: Duration) -> Self {
-        let counted = Cache::builder().max_capacity(MOST).eviction_policy(EvictionPolicy::lru()).build();
-        Self { window, counted }
+        Self { window, counted: Cache::new(MOST) }
     }
 
     /// Whether a play is known to have been counted within the window.

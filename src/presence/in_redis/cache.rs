@@ -1,11 +1,26 @@
 //! The counts this instance has at hand: answered at once, refreshed behind the answer.
+//!
+//! Beats and reads of a hot video come from every core at once, so what they look at is read without a
+//! lock and written only where it changes.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
-use moka::sync::Cache;
+use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
+use quick_cache::sync::Cache;
 
-use crate::{clock::Timestamp, ids::VideoId, presence::OnlineCount};
+use crate::{
+    clock::{Timestamp, millis},
+    ids::VideoId,
+    presence::OnlineCount,
+};
 
 /// A number is refreshed once it is so old.
 const FRESH: Duration = Duration::from_secs(1);
@@ -15,6 +30,9 @@ const SERVED: Duration = Duration::from_secs(5);
 
 /// For so long after a beat a read that began before it doesn't undo it.
 const BEAT_FLOOR: Duration = Duration::from_secs(5);
+
+/// A beat so short after the one that is noted isn't noted: it would change nothing for long.
+const BEAT_NOTED: Duration = Duration::from_secs(1);
 
 /// The counts at hand, bounded.
 pub(super) struct Counts {
@@ -26,15 +44,18 @@ pub(super) struct Counts {
 /// One video's.
 #[derive(Default)]
 pub(super) struct Entry {
-    state: Mutex<State>,
+    shown: ArcSwapOption<Shown>,
+    /// Monotonic milliseconds plus one of a beat; 0 for none.
+    beat: AtomicU64,
+    refreshing: AtomicBool,
+    /// Held by who changes what is shown.
+    good: Mutex<Option<Good>>,
 }
 
-#[derive(Default)]
-struct State {
-    shown: Option<(OnlineCount, Duration)>,
-    good: Option<Good>,
-    beat: Option<Duration>,
-    refreshing: bool,
+#[derive(Clone, Copy)]
+struct Shown {
+    count: OnlineCount,
+    since: Duration,
 }
 
 #[derive(Clone, Copy)]
@@ -69,20 +90,20 @@ pub(super) enum Loaded {
 }
 
 impl Counts {
-    pub(super) fn new(most: u64, keep: Duration) -> Self {
-        Self { entries: Cache::builder().max_capacity(most).time_to_idle(keep).build(), keep }
+    pub(super) fn new(most: usize, keep: Duration) -> Self {
+        Self { entries: Cache::new(most), keep }
     }
 
     pub(super) fn entry(&self, video: &VideoId) -> Arc<Entry> {
-        if let Some(entry) = self.entries.get(video) {
-            return entry;
-        }
-        self.entries.get_with(video.clone(), Arc::default)
+        self.find(video).unwrap_or_else(|| {
+            let Ok(entry) = self.entries.get_or_insert_with(video, || Ok::<_, Infallible>(Arc::default()));
+            entry
+        })
     }
 
     /// What is at hand for a video, without making room for one that isn't.
-    pub(super) fn at_hand(&self, video: &VideoId, now: Duration) -> AtHand {
-        self.entries.get(video).map_or(AtHand::Nothing, |entry| entry.at_hand(now))
+    pub(super) fn find(&self, video: &VideoId) -> Option<Arc<Entry>> {
+        self.entries.get(video)
     }
 
     /// Takes what was read and answers what may be shown of it.
@@ -92,95 +113,105 @@ impl Counts {
 
     /// A viewer left: what is at hand for the video is no longer right.
     pub(super) fn left(&self, video: &VideoId) {
-        if let Some(entry) = self.entries.get(video) {
+        if let Some(entry) = self.find(video) {
             entry.left();
         }
     }
 
     /// The best that can be said of a video while the store is gone.
     pub(super) fn last_good(&self, video: &VideoId, now: Duration) -> OnlineCount {
-        let Some(entry) = self.entries.get(video) else { return OnlineCount::UNKNOWN };
-        entry.state.lock().last_good(now, self.keep)
+        self.find(video).map_or(OnlineCount::UNKNOWN, |entry| last_good(*entry.good.lock(), now, self.keep))
     }
 }
 
 impl Entry {
-    fn at_hand(&self, now: Duration) -> AtHand {
-        let mut state = self.state.lock();
-        let Some((shown, since)) = state.shown else { return AtHand::Nothing };
+    pub(super) fn at_hand(&self, now: Duration) -> AtHand {
+        let Some(Shown { count, since }) = self.shown() else { return AtHand::Nothing };
         let age = now.saturating_sub(since);
         if age <= FRESH {
-            AtHand::Fresh(shown)
-        } else if age <= SERVED && shown.online.is_some_and(|online| online > 0) {
-            if std::mem::replace(&mut state.refreshing, true) {
-                AtHand::Fresh(shown)
+            AtHand::Fresh(count)
+        } else if age <= SERVED && count.online.is_some_and(|online| online > 0) {
+            // Looked at before it is written: most who come find that somebody refreshes it already.
+            if self.refreshing.load(Ordering::Relaxed) || self.refreshing.swap(true, Ordering::Relaxed) {
+                AtHand::Fresh(count)
             } else {
-                AtHand::Refresh(shown)
+                AtHand::Refresh(count)
             }
         } else {
             AtHand::Nothing
         }
     }
 
+    fn shown(&self) -> Option<Shown> {
+        self.shown.load().as_deref().copied()
+    }
+
     /// Whether the number at hand was read after `asked`, so that it needn't be read again.
     pub(super) fn read_since(&self, asked: Duration) -> Option<OnlineCount> {
-        self.state.lock().shown.filter(|(_, since)| *since >= asked).map(|(shown, _)| shown)
+        self.shown().filter(|shown| shown.since >= asked).map(|shown| shown.count)
     }
 
     /// A viewer beat: the number is at least 1 from now on.
     pub(super) fn beat(&self, now: Duration) {
-        let mut state = self.state.lock();
-        state.beat = Some(now);
-        if let Some((shown, _)) = &mut state.shown
-            && shown.online == Some(0)
-        {
-            shown.online = Some(1);
+        let noted = self.noted_beat().is_some_and(|noted| now.saturating_sub(noted) < BEAT_NOTED);
+        let is_zero = |shown: &Shown| shown.count.online == Some(0);
+        if noted && !self.shown().as_ref().is_some_and(is_zero) {
+            return;
+        }
+        // Noted and raised under the lock: a read that ends meanwhile sees the note, or is raised here.
+        let _held = self.good.lock();
+        self.beat.store(millis(now) + 1, Ordering::Release);
+        if let Some(mut shown) = self.shown().filter(is_zero) {
+            shown.count.online = Some(1);
+            self.shown.store(Some(Arc::new(shown)));
         }
     }
 
+    fn noted_beat(&self) -> Option<Duration> {
+        self.beat.load(Ordering::Acquire).checked_sub(1).map(Duration::from_millis)
+    }
+
     fn left(&self) {
-        let mut state = self.state.lock();
-        state.beat = None;
-        state.shown = None;
+        let _held = self.good.lock();
+        self.beat.store(0, Ordering::Release);
+        self.shown.store(None);
     }
 
     /// A refresh that was asked for will not come.
     pub(super) fn not_refreshed(&self) {
-        self.state.lock().refreshing = false;
+        self.refreshing.store(false, Ordering::Relaxed);
     }
 
     fn take(&self, loaded: Loaded, now: Duration, keep: Duration) -> OnlineCount {
-        let mut state = self.state.lock();
-        state.refreshing = false;
-        let floor = u64::from(state.beat.is_some_and(|beat| now.saturating_sub(beat) <= BEAT_FLOOR));
-        let shown = match loaded {
+        let mut good = self.good.lock();
+        self.not_refreshed();
+        let floor = u64::from(self.noted_beat().is_some_and(|beat| now.saturating_sub(beat) <= BEAT_FLOOR));
+        let count = match loaded {
             Loaded::Fresh(online, as_of) => {
                 let online = online.max(floor);
-                state.good = Some(Good { online, as_of, noted: now });
+                *good = Some(Good { online, as_of, noted: now });
                 OnlineCount { online: Some(online), as_of: Some(as_of), stale: false }
             }
             Loaded::Unswept(online, as_of) => stale(online.max(floor), as_of),
-            Loaded::Doubtful(online, as_of) => match state.good(now, keep) {
+            Loaded::Doubtful(online, as_of) => match still_good(*good, now, keep) {
                 // People don't all leave in the moment in which data is lost.
                 Some(good) if good.online > online => stale(good.online, good.as_of),
                 Some(_) => stale(online.max(floor), as_of),
                 None => OnlineCount::UNKNOWN,
             },
-            Loaded::Gone => return state.last_good(now, keep),
+            Loaded::Gone => return last_good(*good, now, keep),
         };
-        state.shown = Some((shown, now));
-        shown
+        self.shown.store(Some(Arc::new(Shown { count, since: now })));
+        count
     }
 }
 
-impl State {
-    fn good(&self, now: Duration, keep: Duration) -> Option<Good> {
-        self.good.filter(|good| now.saturating_sub(good.noted) <= keep)
-    }
+fn still_good(good: Option<Good>, now: Duration, keep: Duration) -> Option<Good> {
+    good.filter(|good| now.saturating_sub(good.noted) <= keep)
+}
 
-    fn last_good(&self, now: Duration, keep: Duration) -> OnlineCount {
-        self.good(now, keep).map_or(OnlineCount::UNKNOWN, |good| stale(good.online, good.as_of))
-    }
+fn last_good(good: Option<Good>, now: Duration, keep: Duration) -> OnlineCount {
+    still_good(good, now, keep).map_or(OnlineCount::UNKNOWN, |good| stale(good.online, good.as_of))
 }
 
 /// A number that can't be vouched for: a zero isn't shown.
@@ -201,6 +232,10 @@ mod tests {
         (Counts::new(100, KEEP), VideoId::parse("film").unwrap())
     }
 
+    fn at_hand(counts: &Counts, film: &VideoId, now: Duration) -> AtHand {
+        counts.find(film).map_or(AtHand::Nothing, |entry| entry.at_hand(now))
+    }
+
     fn secs(secs: u64) -> Duration {
         Duration::from_secs(secs)
     }
@@ -216,21 +251,21 @@ mod tests {
     #[test]
     fn a_number_is_served_for_five_seconds_and_one_caller_refreshes_it() {
         let (counts, film) = counts();
-        assert_eq!(counts.at_hand(&film, secs(0)), AtHand::Nothing);
+        assert_eq!(at_hand(&counts, &film, secs(0)), AtHand::Nothing);
         counts.take(&film, Loaded::Fresh(7, at(0)), secs(0));
-        assert_eq!(counts.at_hand(&film, secs(1)), AtHand::Fresh(fresh(7, 0)));
-        assert_eq!(counts.at_hand(&film, secs(2)), AtHand::Refresh(fresh(7, 0)));
-        assert_eq!(counts.at_hand(&film, secs(2)), AtHand::Fresh(fresh(7, 0)));
-        assert_eq!(counts.at_hand(&film, secs(5)), AtHand::Fresh(fresh(7, 0)));
-        assert_eq!(counts.at_hand(&film, secs(6)), AtHand::Nothing);
+        assert_eq!(at_hand(&counts, &film, secs(1)), AtHand::Fresh(fresh(7, 0)));
+        assert_eq!(at_hand(&counts, &film, secs(2)), AtHand::Refresh(fresh(7, 0)));
+        assert_eq!(at_hand(&counts, &film, secs(2)), AtHand::Fresh(fresh(7, 0)));
+        assert_eq!(at_hand(&counts, &film, secs(5)), AtHand::Fresh(fresh(7, 0)));
+        assert_eq!(at_hand(&counts, &film, secs(6)), AtHand::Nothing);
     }
 
     #[test]
     fn a_zero_lives_a_second_and_is_never_served_stale() {
         let (counts, film) = counts();
         counts.take(&film, Loaded::Fresh(0, at(0)), secs(0));
-        assert_eq!(counts.at_hand(&film, secs(1)), AtHand::Fresh(fresh(0, 0)));
-        assert_eq!(counts.at_hand(&film, secs(2)), AtHand::Nothing);
+        assert_eq!(at_hand(&counts, &film, secs(1)), AtHand::Fresh(fresh(0, 0)));
+        assert_eq!(at_hand(&counts, &film, secs(2)), AtHand::Nothing);
     }
 
     #[test]
@@ -238,7 +273,7 @@ mod tests {
         let (counts, film) = counts();
         counts.take(&film, Loaded::Fresh(0, at(0)), secs(0));
         counts.entry(&film).beat(secs(0));
-        assert_eq!(counts.at_hand(&film, secs(0)), AtHand::Fresh(fresh(1, 0)));
+        assert_eq!(at_hand(&counts, &film, secs(0)), AtHand::Fresh(fresh(1, 0)));
         assert_eq!(counts.take(&film, Loaded::Fresh(0, at(1)), secs(1)), fresh(1, 1));
     }
 

@@ -5,10 +5,11 @@
 //! filled.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{HashMap, HashSet},
     time::Duration,
 };
 
+use ahash::RandomState;
 use redis::Cmd;
 
 use super::{
@@ -19,7 +20,7 @@ use super::{
 };
 use crate::{
     clock::Timestamp,
-    ids::{Partition, VideoId, ViewerId},
+    ids::{PARTITIONS, Partition, VideoId, ViewerId},
     presence::{Beat, shards::Shards},
     store::{
         redis::{Connection, Redis},
@@ -76,7 +77,7 @@ impl Form {
     pub(super) fn form(&self, connection: &Connection, batch: Vec<(Beat, Mark)>, notes: &Notes) -> Formed {
         let now = self.redis.clock().now();
         let monotonic = self.redis.clock().monotonic();
-        let mut shards: BTreeMap<(VideoId, u32), Vec<(ViewerId, Mark)>> = BTreeMap::new();
+        let mut shards: HashMap<(VideoId, u32), Vec<(ViewerId, Mark)>, RandomState> = HashMap::default();
         for (beat, mark) in batch {
             // Such a viewer is offline by now.
             if now.since(mark.at) <= self.window {
@@ -87,22 +88,24 @@ impl Form {
 
         let mut formed =
             Formed { at: monotonic, commands: Vec::new(), since: Vec::new(), groups: Vec::new() };
-        let partitions: HashSet<Partition> = shards.keys().map(|(video, _)| video.partition()).collect();
-        for partition in partitions {
-            if notes.wants_since(partition, monotonic) {
+        let mut partitions = [false; PARTITIONS as usize];
+        for (video, _) in shards.keys() {
+            partitions[video.partition().index()] = true;
+        }
+        for partition in Partition::all() {
+            if partitions[partition.index()] && notes.wants_since(partition, monotonic) {
                 formed.commands.push(self.known.call(&self.redis, connection, partition, Cause::Again));
                 formed.since.push(partition);
             }
         }
-        let mut registered = None;
+        let mut registered: HashSet<VideoId, RandomState> = HashSet::default();
         for ((video, shard), marks) in shards {
             let first = formed.commands.len();
             let beats = marks.iter().any(|(_, mark)| mark.what == What::Beat);
             let registers =
-                beats && registered.as_ref() != Some(&video) && notes.wants_registry(&video, monotonic);
+                beats && notes.wants_registry(&video, monotonic) && registered.insert(video.clone());
             if registers {
                 formed.commands.push(self.zadd(&video));
-                registered = Some(video.clone());
             }
             self.write_marks(&video, shard, &marks, now, &mut formed.commands);
             let expires = beats && notes.wants_expiry(&video, shard, monotonic);

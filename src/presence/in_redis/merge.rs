@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, hash_map::Entry};
 
+use ahash::RandomState;
 use tokio::sync::oneshot;
 
 use crate::{
@@ -33,7 +34,7 @@ pub(super) type Answer = oneshot::Sender<Result<(), StoreError>>;
 /// Marks and who waits for them, as they leave together.
 #[derive(Default)]
 pub(super) struct Round {
-    pub(super) marks: HashMap<Beat, Mark>,
+    pub(super) marks: HashMap<Beat, Mark, RandomState>,
     pub(super) waiting: Vec<(Beat, Answer)>,
 }
 

@@ -112,9 +112,14 @@ impl RedisPresence {
 
     /// The number at hand or in Redis, at least the viewer who asks.
     async fn with_me(&self, video: VideoId) -> u64 {
-        self.reader.counts().entry(&video).beat(self.redis.clock().monotonic());
-        let counts = self.reader.online(&[video]).await;
-        counts.first().and_then(|count| count.online).unwrap_or(0).max(1)
+        let now = self.redis.clock().monotonic();
+        let entry = self.reader.counts().entry(&video);
+        entry.beat(now);
+        let count = match self.reader.at_hand(&video, &entry, now) {
+            Some(count) => Some(count),
+            None => self.reader.online(&[video]).await.pop(),
+        };
+        count.and_then(|count| count.online).unwrap_or(0).max(1)
     }
 }
 

@@ -5,6 +5,8 @@
 
 use std::{collections::HashMap, time::Duration};
 
+use ahash::RandomState;
+
 use crate::ids::{PARTITIONS, Partition, VideoId};
 
 /// Above so many notes of one kind the old ones are thrown out, and above twice that all of them:
@@ -16,8 +18,8 @@ pub(super) struct Notes {
     epoch: u64,
     /// How long a note is good for.
     good_for: Duration,
-    expiry: HashMap<(VideoId, u32), Duration>,
-    registry: HashMap<VideoId, Duration>,
+    expiry: HashMap<(VideoId, u32), Duration, RandomState>,
+    registry: HashMap<VideoId, Duration, RandomState>,
     since: [Option<Duration>; PARTITIONS as usize],
 }
 
@@ -26,8 +28,8 @@ impl Notes {
         Self {
             epoch: 0,
             good_for,
-            expiry: HashMap::new(),
-            registry: HashMap::new(),
+            expiry: HashMap::default(),
+            registry: HashMap::default(),
             since: Default::default(),
         }
     }
@@ -72,7 +74,7 @@ impl Notes {
     }
 }
 
-fn forget_old<K>(notes: &mut HashMap<K, Duration>, now: Duration, good_for: Duration) {
+fn forget_old<K>(notes: &mut HashMap<K, Duration, RandomState>, now: Duration, good_for: Duration) {
     // `capacity` grows in doublings, so the pass over all notes comes seldom.
     if notes.len() >= MANY && notes.len() == notes.capacity() {
         notes.retain(|_, noted| now.saturating_sub(*noted) < good_for);

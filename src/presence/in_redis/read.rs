@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    cache::{AtHand, Counts, Loaded},
+    cache::{AtHand, Counts, Entry, Loaded},
     since::{Memory, Since},
     walk::Walker,
 };
@@ -34,6 +34,10 @@ const WAITING: usize = 20_000;
 
 /// Reads in one pipeline.
 const TOGETHER: usize = 1_000;
+
+/// How long refreshes that nobody waits for are gathered: hot videos fall due one by one, and a round
+/// trip for each would cost more than all the rest of reading.
+const GATHER: Duration = Duration::from_millis(20);
 
 /// Reads counts, through what is at hand.
 pub(super) struct Reader {
@@ -97,39 +101,45 @@ impl Reader {
     /// How many watch each video, from what is at hand or from Redis.
     pub(super) async fn online(&self, videos: &[VideoId]) -> Vec<OnlineCount> {
         let now = self.redis.clock().monotonic();
-        let mut found: Vec<Result<OnlineCount, oneshot::Receiver<OnlineCount>>> = Vec::new();
-        for video in videos {
-            found.push(match self.counts.at_hand(video, now) {
-                AtHand::Fresh(count) => {
-                    self.reads.local.increment(1);
-                    Ok(count)
-                }
-                AtHand::Refresh(count) => {
-                    self.reads.local.increment(1);
-                    if self.ask(video, now, None).is_err() {
-                        self.counts.entry(video).not_refreshed();
-                    }
-                    Ok(count)
-                }
-                AtHand::Nothing => {
-                    let (answer, answered) = oneshot::channel();
-                    self.ask(video, now, Some(answer))
-                        .map_or_else(|()| Ok(self.gone(video)), |()| Err(answered))
-                }
-            });
-        }
-        let wait_until = tokio::time::Instant::now() + self.deadline;
         let mut counts = Vec::with_capacity(videos.len());
-        for (video, found) in videos.iter().zip(found) {
-            counts.push(match found {
-                Ok(count) => count,
-                Err(answered) => match tokio::time::timeout_at(wait_until, answered).await {
+        let mut waiting = Vec::new();
+        for (index, video) in videos.iter().enumerate() {
+            let at_hand = self.counts.find(video).and_then(|entry| self.at_hand(video, &entry, now));
+            counts.push(at_hand.unwrap_or_else(|| {
+                let (answer, answered) = oneshot::channel();
+                if self.ask(video, now, Some(answer)).is_err() {
+                    return self.gone(video);
+                }
+                waiting.push((index, answered));
+                OnlineCount::UNKNOWN
+            }));
+        }
+        if !waiting.is_empty() {
+            let wait_until = tokio::time::Instant::now() + self.deadline;
+            for (index, answered) in waiting {
+                counts[index] = match tokio::time::timeout_at(wait_until, answered).await {
                     Ok(Ok(count)) => count,
-                    Ok(Err(_)) | Err(_) => self.gone(video),
-                },
-            });
+                    Ok(Err(_)) | Err(_) => self.gone(&videos[index]),
+                };
+            }
         }
         counts
+    }
+
+    /// The number at hand, if it may be shown; has it refreshed where it is time.
+    pub(super) fn at_hand(&self, video: &VideoId, entry: &Entry, now: Duration) -> Option<OnlineCount> {
+        let count = match entry.at_hand(now) {
+            AtHand::Nothing => return None,
+            AtHand::Fresh(count) => count,
+            AtHand::Refresh(count) => {
+                if self.ask(video, now, None).is_err() {
+                    entry.not_refreshed();
+                }
+                count
+            }
+        };
+        self.reads.local.increment(1);
+        Some(count)
     }
 
     fn ask(
@@ -157,6 +167,8 @@ impl Reader {
                 count = queue.recv_many(&mut asked, TOGETHER) => if count == 0 { return },
                 () = stopping.cancelled(), if !queue.is_closed() => { queue.close(); continue }
             }
+            // At its end nothing is cut short but the gathering.
+            let _ = tokio::time::timeout(GATHER, gather(&mut queue, &mut asked)).await;
             self.serve(std::mem::take(&mut asked)).await;
         }
     }
@@ -316,6 +328,17 @@ impl Reader {
         let stale = trusts.filter(|trust| !trust.swept || trust.doubtful).count() > 0;
         let as_of = stamps.iter().filter_map(|(swept, _)| swept.map(Timestamp::from_secs)).min();
         (as_of, stale)
+    }
+}
+
+/// Adds what comes in, until somebody waits or there is enough for one pipeline.
+async fn gather(queue: &mut mpsc::Receiver<Asked>, asked: &mut Vec<Asked>) {
+    let mut looked_at = 0;
+    while asked.len() < TOGETHER && asked[looked_at..].iter().all(|asked| asked.answer.is_none()) {
+        looked_at = asked.len();
+        if queue.recv_many(asked, TOGETHER - looked_at).await == 0 {
+            return;
+        }
     }
 }
 

@@ -130,7 +130,7 @@ impl Writer {
         if self.failing.load(Ordering::Relaxed) {
             return Err(StoreError::unavailable(Part::Redis, "beats don't reach it"));
         }
-        self.redis.connection().map(drop)
+        self.redis.check_connected()
     }
 
     /// Whether a beat has been waiting for over two seconds.

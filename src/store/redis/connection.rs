@@ -53,16 +53,16 @@ impl Connection {
         if commands.is_empty() {
             return Ok(Vec::new());
         }
-        self.exchange(&commands, None).await
+        self.exchange(commands, None).await
     }
 
     /// [`Connection::pipe`] with `last` behind the commands, also behind those that had to be sent
     /// again; its value is the last.
-    pub(super) async fn pipe_before(&self, commands: &[Cmd], last: &Cmd) -> Result<Vec<Value>, StoreError> {
+    pub(super) async fn pipe_before(&self, commands: Vec<Cmd>, last: &Cmd) -> Result<Vec<Value>, StoreError> {
         self.exchange(commands, Some(last)).await
     }
 
-    async fn exchange(&self, commands: &[Cmd], last: Option<&Cmd>) -> Result<Vec<Value>, StoreError> {
+    async fn exchange(&self, commands: Vec<Cmd>, last: Option<&Cmd>) -> Result<Vec<Value>, StoreError> {
         let exchanged = self.exchange_untimed(commands, last);
         let Ok(values) = tokio::time::timeout(self.shared.way.deadline, exchanged).await else {
             return Err(self.give_up("no answer within redis.deadline"));
@@ -75,23 +75,31 @@ impl Connection {
         Ok(values)
     }
 
-    async fn exchange_untimed(&self, commands: &[Cmd], last: Option<&Cmd>) -> Result<Vec<Value>, StoreError> {
-        let mut values = self.send(commands.iter().chain(last)).await?;
+    async fn exchange_untimed(
+        &self,
+        commands: Vec<Cmd>,
+        last: Option<&Cmd>,
+    ) -> Result<Vec<Value>, StoreError> {
+        let count = commands.len();
+        let pipeline = pipeline_of(commands.into_iter().chain(last.cloned()));
+        let mut values = self.send(&pipeline).await?;
         for _ in 0..RELOADS {
             let is_lost = |index: &usize| server_error_code(&values[*index]) == Some("NOSCRIPT");
-            let lost: Vec<usize> = (0..commands.len()).filter(is_lost).collect();
+            let lost: Vec<usize> = (0..count).filter(is_lost).collect();
             if lost.is_empty() {
                 break;
             }
             // Loads and calls go together: scripts that are lost again and again meet a small gap.
             let loads = self.loads();
-            let again = lost.iter().map(|index| &commands[*index]);
-            let mut answers = self.send(loads.iter().chain(again).chain(last)).await?;
-            let mut called = answers.split_off(loads.len()).into_iter();
+            let loading = loads.len();
+            let commands: Vec<&Cmd> = pipeline.cmd_iter().collect();
+            let again = lost.iter().map(|index| commands[*index]).chain(last).cloned();
+            let mut answers = self.send(&pipeline_of(loads.into_iter().chain(again))).await?;
+            let mut called = answers.split_off(loading).into_iter();
             for load in answers {
                 reply::<String>(load)?;
             }
-            let ends = lost.into_iter().chain(last.map(|_| commands.len()));
+            let ends = lost.into_iter().chain(last.map(|_| count));
             for (index, value) in ends.zip(&mut called) {
                 values[index] = value;
             }
@@ -117,15 +125,11 @@ impl Connection {
         reply(value)
     }
 
-    async fn send<'a>(&self, commands: impl Iterator<Item = &'a Cmd>) -> Result<Vec<Value>, StoreError> {
-        let mut pipeline = Pipeline::new();
-        for command in commands {
-            pipeline.add_command(command.clone());
-        }
+    async fn send(&self, pipeline: &Pipeline) -> Result<Vec<Value>, StoreError> {
         let mut inner = self.live.inner.clone();
         let count = pipeline.len();
         let values = inner
-            .send_packed_commands(&pipeline, 0, count)
+            .send_packed_commands(pipeline, 0, count)
             .await
             .map_err(|error| self.give_up(&error.to_string()))?;
         if values.len() != count {
@@ -171,4 +175,12 @@ impl Connection {
         }
         StoreError::unavailable(Part::Redis, reason)
     }
+}
+
+fn pipeline_of(commands: impl Iterator<Item = Cmd>) -> Pipeline {
+    let mut pipeline = Pipeline::with_capacity(commands.size_hint().0);
+    for command in commands {
+        pipeline.add_command(command);
+    }
+    pipeline
 }

@@ -163,10 +163,18 @@ impl Redis {
             Some(live) if !live.broken.load(Ordering::Relaxed) => {
                 Ok(Connection { live, shared: self.shared.clone() })
             }
-            _ => Err(match self.shared.failure.load().as_deref() {
-                Some(reason) => StoreError::unavailable(Part::Redis, format!("no connection: {reason}")),
-                None => StoreError::unavailable(Part::Redis, "no connection"),
-            }),
+            _ => Err(self.shared.no_connection()),
+        }
+    }
+
+    /// [`Redis::connection`] for who only wants to know whether there is one.
+    ///
+    /// # Errors
+    /// There is none just now.
+    pub fn check_connected(&self) -> Result<(), StoreError> {
+        match &*self.shared.current.load() {
+            Some(live) if !live.broken.load(Ordering::Relaxed) => Ok(()),
+            _ => Err(self.shared.no_connection()),
         }
     }
 
@@ -208,6 +216,13 @@ impl Drop for DismissGreeters {
 }
 
 impl Shared {
+    fn no_connection(&self) -> StoreError {
+        match self.failure.load().as_deref() {
+            Some(reason) => StoreError::unavailable(Part::Redis, format!("no connection: {reason}")),
+            None => StoreError::unavailable(Part::Redis, "no connection"),
+        }
+    }
+
     fn note_answer(&self) {
         self.answered.store(millis(self.way.clock.monotonic()), Ordering::Relaxed);
     }

@@ -97,7 +97,7 @@ impl Replicas {
     ///
     /// # Errors
     /// Too few replicas have it in time, or what happened is unknown. Redis itself may have done it all.
-    pub async fn pipe(&self, commands: &[Cmd]) -> Result<Vec<Value>, Unvouched> {
+    pub async fn pipe(&self, commands: Vec<Cmd>) -> Result<Vec<Value>, Unvouched> {
         let _turn = self.turn.lock().await;
         let result = self.pipe_and_wait(commands).await;
         if result.is_err() {
@@ -113,7 +113,7 @@ impl Replicas {
     /// # Errors
     /// As [`Replicas::pipe`], and where Redis refused the command.
     pub async fn query<T: FromRedisValue>(&self, command: Cmd) -> Result<T, StoreError> {
-        let value = self.pipe(&[command]).await.map_err(|unvouched| unvouched.error)?.pop();
+        let value = self.pipe(vec![command]).await.map_err(|unvouched| unvouched.error)?.pop();
         reply(value.ok_or_else(|| StoreError::unexpected(Part::Redis, "a pipeline answered too little"))?)
     }
 
@@ -123,7 +123,7 @@ impl Replicas {
         self.short.load(Ordering::Relaxed)
     }
 
-    async fn pipe_and_wait(&self, commands: &[Cmd]) -> Result<Vec<Value>, Unvouched> {
+    async fn pipe_and_wait(&self, commands: Vec<Cmd>) -> Result<Vec<Value>, Unvouched> {
         let connection = self.beside.connection().map_err(|error| Unvouched { error, sent: Sent::Not })?;
         let mut wait = redis::cmd("WAIT");
         wait.arg(self.wanted).arg(millis(self.patience()));

@@ -83,7 +83,7 @@ async fn what_is_sent_behind_a_call_stays_behind_it_when_the_script_was_lost() {
     connection.query::<()>(flush()).await.unwrap();
     let mut get = redis::cmd("GET");
     get.arg("probe");
-    let values = connection.pipe_before(&[PROBE.call(&["probe"], &["here", "60"])], &get).await.unwrap();
+    let values = connection.pipe_before(vec![PROBE.call(&["probe"], &["here", "60"])], &get).await.unwrap();
     let read: Vec<String> = values.into_iter().map(|value| super::reply(value).unwrap()).collect();
     assert_eq!(read, ["here", "here"]);
 }
@@ -120,7 +120,7 @@ async fn a_replica_too_few_is_unavailable_is_told_once_and_holds_nobody_else_up(
     assert_eq!(told.matches("redis.wait_replicas isn't reached").count(), 1, "{told}");
     let mut count = redis::cmd("INCR");
     count.arg("plays");
-    let unvouched = replicas.pipe(&[count]).await.unwrap_err();
+    let unvouched = replicas.pipe(vec![count]).await.unwrap_err();
     let Sent::Answered(values) = unvouched.sent else { panic!("{unvouched:?}") };
     assert_eq!(values, [::redis::Value::Int(1)], "what Redis did is told");
 }
