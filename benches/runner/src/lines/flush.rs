@@ -48,18 +48,17 @@ pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
     let videos = bench.scaled(100_000);
     let at_once = flush(bench, videos, "0s").await?;
     let aged = flush(bench, videos, "2s").await?;
-    let mut report = bench.report.borrow_mut();
     let figure =
         Figure::new(format!("flush of {videos} videos, daily rows included"), rate(&at_once), "videos/s");
-    report.figure(figure.must(AtLeast(40_000.0)).aim(AtLeast(80_000.0)));
+    bench.figure(figure.must(AtLeast(40_000.0)).aim(AtLeast(80_000.0)));
     let what = format!("traffic's p99 during it ({:.1} ms) ÷ without it", at_once.p99);
-    report.figure(Figure::new(what, at_once.p99 / at_once.quiet_p99, "").must(AtMost(2.0)));
+    bench.figure(Figure::new(what, at_once.p99 / at_once.quiet_p99, "").must(AtMost(2.0)));
     let what = "the same with `redis.batch_min_age` = 2s, as it is set";
-    report.figure(Figure::new(what, rate(&aged), "videos/s"));
+    bench.figure(Figure::new(what, rate(&aged), "videos/s"));
     let what = format!("traffic's p99 during that ({:.1} ms) ÷ without it", aged.p99);
-    report.figure(Figure::new(what, aged.p99 / aged.quiet_p99, "").must(AtMost(2.0)));
-    report.raw("flush", at_once);
-    report.raw("flush-of-aged-batches", aged);
+    bench.figure(Figure::new(what, aged.p99 / aged.quiet_p99, "").must(AtMost(2.0)));
+    bench.raw("flush", at_once);
+    bench.raw("flush-of-aged-batches", aged);
     Ok(())
 }
 

@@ -41,7 +41,7 @@ async fn at_once(bench: &Bench, viewers: u32) -> anyhow::Result<()> {
     let bytes = bytes(world).await?.1;
     let what = format!("memory, {viewers} viewers of one video, loaded at once");
     let figure = Figure::new(what, per(bytes, viewers), "B a viewer").must(AtMost(14.5));
-    bench.report.borrow_mut().figure(figure);
+    bench.figure(figure);
     Ok(())
 }
 
@@ -67,7 +67,7 @@ async fn grown(bench: &Bench, viewers: u32) -> anyhow::Result<()> {
     let bytes = bytes(world).await?.1;
     let what = format!("memory, {viewers} viewers of one video, grown from one shard");
     let figure = Figure::new(what, per(bytes, viewers), "B a viewer").must(AtMost(15.5));
-    bench.report.borrow_mut().figure(figure);
+    bench.figure(figure);
     Ok(())
 }
 
@@ -80,10 +80,9 @@ async fn cold(bench: &Bench) -> anyhow::Result<()> {
     bulk::beat(world.service.public, beats).await?;
     tokio::time::sleep(SETTLE + Duration::from_secs(2)).await;
     let (hashes, all) = bytes(world).await?;
-    let mut report = bench.report.borrow_mut();
     for (what, bytes, must) in [("shard hashes alone", hashes, 66.0), ("all keys", all, 120.0)] {
         let what = format!("memory, {videos} cold videos × {VIEWERS_OF_A_COLD_ONE}: {what}");
-        report.figure(Figure::new(what, per(bytes, viewers), "B a viewer").must(AtMost(must)));
+        bench.figure(Figure::new(what, per(bytes, viewers), "B a viewer").must(AtMost(must)));
     }
     Ok(())
 }

@@ -55,13 +55,12 @@ pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
     for (videos, must, aim) in [(1, 1.7, 1.2), (many, 2.6, 1.5)] {
         let swept = sweep(bench, viewers, videos).await?;
         let name = if videos == 1 { "one video".to_owned() } else { format!("{videos} videos") };
-        let mut report = bench.report.borrow_mut();
         let figure =
             Figure::new(format!("sweep, {viewers} viewers, {name}: Redis time"), swept.redis_seconds, "s");
-        report.figure(figure.must(AtMost(must * scale)).aim(AtMost(aim * scale)));
+        bench.figure(figure.must(AtMost(must * scale)).aim(AtMost(aim * scale)));
         let what = format!("another client's longest wait meanwhile ({:.1} ms without)", swept.quiet.longest);
-        report.figure(Figure::new(what, swept.meanwhile.longest, "ms").must(AtMost(10.0)).aim(AtMost(6.0)));
-        report.raw(&format!("sweep-of-{videos}"), swept);
+        bench.figure(Figure::new(what, swept.meanwhile.longest, "ms").must(AtMost(10.0)).aim(AtMost(6.0)));
+        bench.raw(&format!("sweep-of-{videos}"), swept);
     }
     Ok(())
 }
@@ -84,21 +83,20 @@ async fn sweep(bench: &Bench, viewers: u32, videos: u32) -> anyhow::Result<Swept
     let (watched, idle) = (Instant::now(), processor_time(redis.id)?);
     tokio::time::sleep(Duration::from_secs(2)).await;
     let quiet = waits.take();
-    let cost_of_looks = (processor_time(redis.id)? - idle).as_secs_f64() / watched.elapsed().as_secs_f64();
+    let cost_of_looks = (processor_time(redis.id)? - idle) / watched.elapsed().as_secs_f64();
 
     let (began, before) = (Instant::now(), processor_time(redis.id)?);
     let world = World::with(bench, redis, &[LOADING, SWEEPING].concat()).await?;
     world.redis.is_swept_since(&sweeps).await?;
     let wall_seconds = began.elapsed().as_secs_f64();
-    let redis_seconds =
-        (processor_time(world.redis.id)? - before).as_secs_f64() - cost_of_looks * wall_seconds;
+    let redis_seconds = processor_time(world.redis.id)? - before - cost_of_looks * wall_seconds;
     let swept = Swept {
         viewers,
         videos,
         keys,
         removed: world.service.metric("headcount_sweep_removed_total").await?,
         redis_seconds,
-        service_seconds: processor_time(world.service.id())?.as_secs_f64(),
+        service_seconds: processor_time(world.service.id())?,
         sweeps_seconds: world.service.metric("headcount_sweep_duration_seconds_sum").await?,
         wall_seconds,
         quiet,
