@@ -64,7 +64,7 @@ impl Bench {
     }
 
     pub(crate) fn warm_up(&self) -> Duration {
-        Duration::from_secs(if self.options.quick { 1 } else { 2 })
+        Duration::from_secs(3)
     }
 
     /// How often A and B take turns.

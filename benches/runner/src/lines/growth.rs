@@ -42,7 +42,7 @@ struct Size {
 
 pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
     let mut sizes = Vec::new();
-    for viewers in [10_000, 100_000, 1_000_000] {
+    for viewers in [10_000, 100_000, 1_000_000].map(|viewers| bench.scaled(viewers)) {
         let size = measure(bench, viewers).await?;
         let what = |what: &str| format!("{viewers} viewers: {what}");
         bench.figure(Figure::new(what("service time"), size.service_micros, "µs a heartbeat"));
