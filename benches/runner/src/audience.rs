@@ -82,19 +82,23 @@ pub(crate) enum Body {
     None,
 }
 
+/// Who watches what, in [`requests`] of viewers.
+pub(crate) fn everybody() -> impl Iterator<Item = (String, u32)> {
+    let (mut dice, popularity) = (Dice::new(1), Popularity::new(VIDEOS));
+    (0..VIEWERS).map(move |number| (video(popularity.pick(&mut dice)), viewer(number)))
+}
+
 /// A file of requests for `requests.lua`: one a viewer, in random order.
 pub(crate) fn requests(body: Body) -> String {
-    let (mut dice, popularity) = (Dice::new(1), Popularity::new(VIDEOS));
     let mut lines = String::new();
     // What an instance remembers of plays just counted holds far more than these.
     let count = if matches!(body, Body::OldPlay) { VIEWERS / 10 } else { VIEWERS };
-    for number in 0..count {
-        let video = video(popularity.pick(&mut dice));
+    for (number, (video, viewer)) in (0..count).zip(everybody()) {
         let written = match body {
-            Body::Viewer => writeln!(lines, "{video}\t{{\"userId\":\"{}\"}}", viewer(number)),
+            Body::Viewer => writeln!(lines, "{video}\t{{\"userId\":\"{viewer}\"}}"),
             Body::NewPlay => writeln!(lines, "{video}\t{{\"playId\":\"@\"}}"),
             Body::NewViewer => writeln!(lines, "{video}\t{{\"userId\":\"@\"}}"),
-            Body::OldPlay => writeln!(lines, "{video}\t{{\"playId\":\"{:016}\"}}", viewer(number)),
+            Body::OldPlay => writeln!(lines, "{video}\t{{\"playId\":\"{number:016}\"}}"),
             Body::None => writeln!(lines, "{video}\t"),
         };
         written.expect("a String takes everything");

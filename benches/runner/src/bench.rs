@@ -7,10 +7,13 @@ use std::{
     time::Duration,
 };
 
+use serde::Serialize;
+
 use crate::{
     Options,
     audience::{self, Body},
-    report::Report,
+    report::{Figure, Report},
+    wrk::Round,
 };
 
 /// A run.
@@ -20,7 +23,7 @@ pub(crate) struct Bench {
     pub(crate) folder: PathBuf,
     /// wrk's script.
     pub(crate) script: PathBuf,
-    pub(crate) report: RefCell<Report>,
+    report: RefCell<Report>,
     runs: Cell<u32>,
 }
 
@@ -34,13 +37,34 @@ impl Bench {
         Ok(Self { options, folder, script, report: RefCell::new(report), runs: Cell::new(0) })
     }
 
+    /// Adds a route under load to the report.
+    pub(crate) fn route(&self, what: &str, ratio: Option<f64>, rounds: Vec<Round>) {
+        self.report.borrow_mut().route(what, ratio, rounds);
+    }
+
+    /// Adds a figure to the report.
+    pub(crate) fn figure(&self, figure: Figure) {
+        self.report.borrow_mut().figure(figure);
+    }
+
+    /// Adds what is in no table.
+    pub(crate) fn raw(&self, name: &str, value: impl Serialize) {
+        self.report.borrow_mut().raw(name, value);
+    }
+
+    /// Writes what there is so far, so that a run that is stopped leaves it; where, and the tables.
+    pub(crate) fn save(&self) -> anyhow::Result<(PathBuf, String)> {
+        let report = self.report.borrow();
+        Ok((report.save()?.to_owned(), report.tables()))
+    }
+
     /// A round's length.
     pub(crate) fn round(&self) -> Duration {
         Duration::from_secs(if self.options.quick { 2 } else { 4 })
     }
 
     pub(crate) fn warm_up(&self) -> Duration {
-        Duration::from_secs(if self.options.quick { 1 } else { 2 })
+        Duration::from_secs(3)
     }
 
     /// How often A and B take turns.

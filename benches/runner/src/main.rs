@@ -101,13 +101,13 @@ async fn measure(options: Options) -> anyhow::Result<ExitCode> {
         );
         if let Err(error) = line.run(&bench).await {
             eprintln!("   failed: {error:#}");
-            bench.report.borrow_mut().raw(&format!("{}-failed", value.get_name()), format!("{error:#}"));
+            bench.raw(&format!("{}-failed", value.get_name()), format!("{error:#}"));
             failed = true;
         }
-        bench.report.borrow().save()?;
+        bench.save()?;
     }
-    let report = bench.report.borrow();
-    println!("{}", report.tables());
-    eprintln!("results in {}", report.save()?.display());
+    let (path, tables) = bench.save()?;
+    println!("{tables}");
+    eprintln!("results in {}", path.display());
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

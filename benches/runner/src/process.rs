@@ -10,8 +10,8 @@ use std::{
 use anyhow::Context as _;
 use tokio::process::{Child, Command};
 
-/// What the kernel counts processor time in, for every program: hundredths of a second.
-const TICK: Duration = Duration::from_millis(10);
+/// In so many parts of a second the kernel counts processor time, for every program.
+const TICKS: f64 = 100.0;
 
 /// Longer than any of them takes to stop.
 const STOPS_WITHIN: Duration = Duration::from_secs(30);
@@ -57,13 +57,14 @@ impl Process {
     }
 }
 
-/// The processor time that a process has taken so far, all its threads together.
-pub(crate) fn processor_time(id: u32) -> anyhow::Result<Duration> {
+/// The processor time that a process has taken so far, all its threads together, in seconds.
+pub(crate) fn processor_time(id: u32) -> anyhow::Result<f64> {
     let stat = fs::read_to_string(format!("/proc/{id}/stat")).context("a process is gone")?;
     // "pid (name) state …", and the name may hold anything.
     let fields = stat.rsplit_once(')').map(|(_, fields)| fields).unwrap_or_default();
     let ticks = fields.split_whitespace().skip(11).take(2).map(str::parse::<u32>);
-    Ok(TICK * ticks.sum::<Result<u32, _>>().context("the kernel says something else")?)
+    let ticks: u32 = ticks.sum::<Result<_, _>>().context("the kernel says something else")?;
+    Ok(f64::from(ticks) / TICKS)
 }
 
 /// Its resident memory, in bytes.

@@ -11,10 +11,19 @@ use headcount_support::{OwnPostgres, OwnRedis, redis_connection};
 use redis::aio::MultiplexedConnection;
 use tokio::{process::Command, time::Instant};
 
-use crate::{bench::Bench, http, process::Process};
+use crate::{audience, bench::Bench, bulk, http, process::Process};
 
 /// Longer than any start takes, on a machine that compiles beside.
 const STARTS_WITHIN: Duration = Duration::from_secs(60);
+
+/// Longer than a sweep of all partitions takes.
+const SWEPT_WITHIN: Duration = Duration::from_secs(120);
+
+/// Longer than any doubt about what is in Redis.
+const AN_HOUR: u64 = 3_600;
+
+/// Into which headcount splits videos.
+pub(crate) const PARTITIONS: u32 = 16;
 
 /// Redis as the figures of `docs/performance.md` are made with: without its log (`--aof` adds it).
 const WITHOUT_LOG: &[&str] = &["--appendonly", "no"];
@@ -69,6 +78,38 @@ impl Redis {
         }
     }
 
+    /// When each partition was swept last.
+    pub(crate) async fn sweeps(&self) -> anyhow::Result<Vec<Option<String>>> {
+        let mut connection = self.connect().await?;
+        let swept = (0..PARTITIONS).map(|partition| format!("video:swept:{{{partition}}}"));
+        Ok(redis::cmd("MGET").arg(swept.collect::<Vec<_>>()).query_async(&mut connection).await?)
+    }
+
+    /// Waits until every partition was swept again.
+    pub(crate) async fn is_swept_since(&self, sweeps: &[Option<String>]) -> anyhow::Result<()> {
+        let until = Instant::now() + SWEPT_WITHIN;
+        while self.sweeps().await?.iter().zip(sweeps).any(|(now, then)| now.is_none() || now == then) {
+            ensure!(Instant::now() < until, "the sweeps don't end");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok(())
+    }
+
+    /// Sets back since when viewers have been in it. A service that finds them new in a deployment that
+    /// isn't takes them for what is left of others, and counts anew for each read for two minutes.
+    async fn has_been_here_for(&self, seconds: u64) -> anyhow::Result<()> {
+        let mut connection = self.connect().await?;
+        for partition in 0..PARTITIONS {
+            let key = format!("video:since:{{{partition}}}");
+            let stamp: String = redis::cmd("GET").arg(&key).query_async(&mut connection).await?;
+            let (at, rest) = stamp.split_once(' ').context("a stamp is a time, a run and a word")?;
+            let stamp = format!("{} {rest}", at.parse::<u64>()? - seconds);
+            redis::cmd("SET").arg(&key).arg(stamp).query_async::<()>(&mut connection).await?;
+        }
+        Ok(())
+    }
+
+    /// The bytes it has taken for what is in it, and for itself.
     pub(crate) async fn memory(&self) -> anyhow::Result<u64> {
         self.info("memory", "used_memory").await
     }
@@ -167,7 +208,15 @@ impl World {
 
     /// With this Redis, and a Postgres that is empty.
     pub(crate) async fn with(bench: &Bench, redis: Redis, settings: &[(&str, &str)]) -> anyhow::Result<Self> {
-        let postgres = OwnPostgres::start().await;
+        Self::over(bench, redis, OwnPostgres::start().await, settings).await
+    }
+
+    async fn over(
+        bench: &Bench,
+        redis: Redis,
+        postgres: OwnPostgres,
+        settings: &[(&str, &str)],
+    ) -> anyhow::Result<Self> {
         let mut all = vec![
             ("HEADCOUNT_BACKEND".to_owned(), "redis".to_owned()),
             ("HEADCOUNT_REDIS__URL".to_owned(), redis.url()),
@@ -176,6 +225,21 @@ impl World {
         all.extend(named(settings));
         let service = Service::headcount(bench, &all).await?;
         Ok(Self { service, redis, postgres })
+    }
+
+    /// With the audience of `requests` there, and every partition swept: as a service is that has run for
+    /// a while. One that nobody has swept for yet counts everything anew for each read.
+    pub(crate) async fn watched(bench: &Bench, settings: &[(&str, &str)]) -> anyhow::Result<Self> {
+        let world = Self::start(bench, &[("JOBS__SWEEP_EVERY", "2s")]).await?;
+        // Twice: the second time everybody goes where the number of shards now wants them.
+        for _ in 0..2 {
+            bulk::beat(world.service.public, audience::everybody()).await?;
+            world.redis.is_swept_since(&world.redis.sweeps().await?).await?;
+        }
+        let Self { service, redis, postgres } = world;
+        service.kill().await?;
+        redis.has_been_here_for(AN_HOUR).await?;
+        Self::over(bench, redis, postgres, settings).await
     }
 
     /// Kills the service as a crash does; what it left in Redis stays.

@@ -96,7 +96,7 @@ pub(crate) async fn round(bench: &Bench, load: &Load, length: Duration) -> anyho
     let redis = load.redis_id.map(processor_time).transpose()?;
     let said = run(bench, load, length).await?;
     tokio::time::sleep(load.settle).await;
-    let taken = |now: Duration, before: Duration| (now - before).as_secs_f64() * 1e6 / said.requests as f64;
+    let taken = |now: f64, before: f64| (now - before) * 1e6 / said.requests as f64;
     let server_micros = taken(processor_time(load.server_id)?, server);
     let now = load.redis_id.map(processor_time).transpose()?;
     let redis_micros = redis.zip(now).map(|(before, now)| taken(now, before));

@@ -6,18 +6,13 @@ use crate::{
     figures::ratio,
     report::{Bound::AtLeast, Figure},
     world::World,
-    wrk::{Load, SETTLE, alternate, round},
+    wrk::{Load, alternate},
 };
 
 const LIST: usize = 100;
 
 pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
-    let world = World::start(bench, &[]).await?;
-    // Somebody has to watch, or every count is a zero, which no cache keeps for long.
-    let beats = bench.requests(Body::Viewer)?;
-    let beat = Load::new(&world.service, None, beats, "POST", "/api/video/%s/heartbeat").settle(SETTLE);
-    round(bench, &beat, bench.round()).await?;
-
+    let world = World::watched(bench, &[]).await?;
     let redis = Some(&world.redis);
     let one =
         Load::new(&world.service, redis, bench.requests(Body::None)?, "GET", "/api/video/%s/online-count");
@@ -25,22 +20,19 @@ pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
     let rounds = alternate(bench, &[&one, &empty]).await?;
     let one_ratio = ratio(&rounds[0], &rounds[1]);
     {
-        let mut report = bench.report.borrow_mut();
-        report.route("count of one video", Some(one_ratio), rounds[0].clone());
-        report.route("its empty handler", None, rounds[1].clone());
+        bench.route("count of one video", Some(one_ratio), rounds[0].clone());
+        bench.route("its empty handler", None, rounds[1].clone());
         let figure = Figure::new("count of one video ÷ empty handler", one_ratio, "");
-        report.figure(figure.must(AtLeast(0.88)).aim(AtLeast(0.97)));
+        bench.figure(figure.must(AtLeast(0.88)).aim(AtLeast(0.97)));
     }
 
     let both = Load { path: "/api/video/%s/counts".to_owned(), ..one.clone() };
     let many = Load::new(&world.service, redis, bench.lists(LIST)?, "GET", "/api/videos/counts?ids=%s");
     let rounds = alternate(bench, &[&many, &both]).await?;
     let times = ratio(&rounds[0], &rounds[1]) * f64::from(u32::try_from(LIST)?);
-    let mut report = bench.report.borrow_mut();
-    report.route("counts of 100 videos in one call", None, rounds[0].clone());
-    report.route("both counts of one video", None, rounds[1].clone());
+    bench.route("counts of 100 videos in one call", None, rounds[0].clone());
+    bench.route("both counts of one video", None, rounds[1].clone());
     let what = "videos a second in calls of 100 ÷ in single calls";
-    report.figure(Figure::new(what, times, "×").must(AtLeast(20.0)));
-    drop(report);
+    bench.figure(Figure::new(what, times, "×").must(AtLeast(20.0)));
     world.stop().await
 }

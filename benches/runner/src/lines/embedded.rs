@@ -19,11 +19,10 @@ pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
         let empty = Load { path: format!("/api/video/%s/noop/{route}"), ..real.clone() };
         let rounds = alternate(bench, &[&real, &empty]).await?;
         let ratio = ratio(&rounds[0], &rounds[1]);
-        let mut report = bench.report.borrow_mut();
-        report.route(&format!("embedded: {}", what.trim_end_matches(',')), Some(ratio), rounds[0].clone());
-        report.route("its empty handler", None, rounds[1].clone());
+        bench.route(&format!("embedded: {}", what.trim_end_matches(',')), Some(ratio), rounds[0].clone());
+        bench.route("its empty handler", None, rounds[1].clone());
         let figure = Figure::new(format!("embedded: {what} ÷ empty handler"), ratio, "");
-        report.figure(figure.must(AtLeast(must)));
+        bench.figure(figure.must(AtLeast(must)));
     }
     service.stop().await
 }

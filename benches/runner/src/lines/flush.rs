@@ -17,14 +17,15 @@ use crate::{
         Bound::{AtLeast, AtMost},
         Figure,
     },
-    world::World,
+    world::{PARTITIONS, World},
 };
-
-const PARTITIONS: u32 = 16;
 
 /// Well below what the machine can do: what is looked for is the flush's doing.
 const RATE: f64 = 2_000.0;
 const CONNECTIONS: usize = 64;
+
+/// Videos it is about: few beside those that are flushed.
+const TRAFFIC_VIDEOS: u32 = 100;
 
 /// What the traffic is like without a flush.
 const QUIET: Duration = Duration::from_secs(6);
@@ -47,18 +48,17 @@ pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
     let videos = bench.scaled(100_000);
     let at_once = flush(bench, videos, "0s").await?;
     let aged = flush(bench, videos, "2s").await?;
-    let mut report = bench.report.borrow_mut();
     let figure =
         Figure::new(format!("flush of {videos} videos, daily rows included"), rate(&at_once), "videos/s");
-    report.figure(figure.must(AtLeast(40_000.0)).aim(AtLeast(80_000.0)));
+    bench.figure(figure.must(AtLeast(40_000.0)).aim(AtLeast(80_000.0)));
     let what = format!("traffic's p99 during it ({:.1} ms) ÷ without it", at_once.p99);
-    report.figure(Figure::new(what, at_once.p99 / at_once.quiet_p99, "").must(AtMost(2.0)));
+    bench.figure(Figure::new(what, at_once.p99 / at_once.quiet_p99, "").must(AtMost(2.0)));
     let what = "the same with `redis.batch_min_age` = 2s, as it is set";
-    report.figure(Figure::new(what, rate(&aged), "videos/s"));
+    bench.figure(Figure::new(what, rate(&aged), "videos/s"));
     let what = format!("traffic's p99 during that ({:.1} ms) ÷ without it", aged.p99);
-    report.figure(Figure::new(what, aged.p99 / aged.quiet_p99, "").must(AtMost(2.0)));
-    report.raw("flush", at_once);
-    report.raw("flush-of-aged-batches", aged);
+    bench.figure(Figure::new(what, aged.p99 / aged.quiet_p99, "").must(AtMost(2.0)));
+    bench.raw("flush", at_once);
+    bench.raw("flush-of-aged-batches", aged);
     Ok(())
 }
 
@@ -92,10 +92,10 @@ async fn flush(bench: &Bench, videos: u32, min_age: &str) -> anyhow::Result<Flus
     let all = dirty(&mut connection).await?;
     world.postgres.start_again().await;
     // Traffic makes a few dirty meanwhile.
-    until(&mut connection, |left| left + 900 < all).await?;
+    until(&mut connection, |left| left + 500 < all).await?;
     let (first, began) = (dirty(&mut connection).await?, Instant::now());
     let meanwhile = traffic.now();
-    let left = until(&mut connection, |left| left < all / 50).await?;
+    let left = until(&mut connection, |left| left < all / 50 + u64::from(TRAFFIC_VIDEOS)).await?;
     let seconds = began.elapsed().as_secs_f64();
     let meanwhile = (meanwhile, traffic.now());
     let sent = traffic.end().await;
@@ -119,7 +119,7 @@ async fn flush(bench: &Bench, videos: u32, min_age: &str) -> anyhow::Result<Flus
 /// Six beats, two plays and two counts in ten.
 fn mixed(number: u64, run: u32) -> Vec<u8> {
     let mut dice = Dice::new(number);
-    let video = video(usize::try_from(dice.below(1_000)).unwrap_or(0));
+    let video = video(usize::try_from(dice.below(TRAFFIC_VIDEOS)).unwrap_or(0));
     match number % 10 {
         0..6 => {
             let viewer = viewer(dice.below(100_000));

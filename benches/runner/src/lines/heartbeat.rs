@@ -16,7 +16,7 @@ const BEAT: &str = "/api/video/%s/heartbeat";
 const EMPTY: &str = "/api/video/%s/noop/heartbeat";
 
 pub(super) async fn received(bench: &Bench) -> anyhow::Result<()> {
-    let world = World::start(bench, &[]).await?;
+    let world = World::watched(bench, &[]).await?;
     let requests = bench.requests(Body::Viewer)?;
     let mut redis_micros = Vec::new();
     for connections in [64, 256] {
@@ -27,33 +27,30 @@ pub(super) async fn received(bench: &Bench) -> anyhow::Result<()> {
         let (beats, empties) = (&rounds[0], &rounds[1]);
         let ratio = ratio(beats, empties);
         redis_micros.push(median_of(beats, |round| round.redis_micros.unwrap_or(f64::NAN)));
-        let mut report = bench.report.borrow_mut();
-        report.route(&format!("heartbeat, {connections} connections"), Some(ratio), beats.clone());
-        report.route(&format!("its empty handler, {connections} connections"), None, empties.clone());
+        bench.route(&format!("heartbeat, {connections} connections"), Some(ratio), beats.clone());
+        bench.route(&format!("its empty handler, {connections} connections"), None, empties.clone());
         let what = format!("heartbeat `received` ÷ empty handler, {connections} connections");
-        report.figure(Figure::new(what, ratio, "").must(AtLeast(0.90)).aim(AtLeast(0.96)));
+        bench.figure(Figure::new(what, ratio, "").must(AtLeast(0.90)).aim(AtLeast(0.96)));
     }
     let redis = crate::figures::median(redis_micros);
     let figure = Figure::new("its Redis time", redis, "µs a heartbeat").must(AtMost(2.0)).aim(AtMost(1.4));
-    bench.report.borrow_mut().figure(figure);
+    bench.figure(figure);
     world.stop().await
 }
 
 #[expect(clippy::cast_precision_loss, reason = "microseconds of a round")]
 pub(super) async fn stored(bench: &Bench) -> anyhow::Result<()> {
-    let world = World::start(bench, &[("PRESENCE__ACK", "stored")]).await?;
+    let world = World::watched(bench, &[("PRESENCE__ACK", "stored")]).await?;
     let beat = Load::new(&world.service, Some(&world.redis), bench.requests(Body::Viewer)?, "POST", BEAT);
     let beat = beat.connections(256);
     let empty = Load { path: EMPTY.to_owned(), ..beat.clone() };
     let rounds = alternate(bench, &[&beat, &empty]).await?;
     let ratio = ratio(&rounds[0], &rounds[1]);
     let p99 = median_of(&rounds[0], |round| round.said.p99 as f64 / 1e3);
-    let mut report = bench.report.borrow_mut();
-    report.route("heartbeat `stored`, 256 connections", Some(ratio), rounds[0].clone());
-    report.route("its empty handler, 256 connections", None, rounds[1].clone());
+    bench.route("heartbeat `stored`, 256 connections", Some(ratio), rounds[0].clone());
+    bench.route("its empty handler, 256 connections", None, rounds[1].clone());
     let figure = Figure::new("heartbeat `stored` ÷ empty handler, 256 connections", ratio, "");
-    report.figure(figure.must(AtLeast(0.80)).aim(AtLeast(0.90)));
-    report.figure(Figure::new("its p99, 256 connections", p99, "ms").must(AtMost(10.0)));
-    drop(report);
+    bench.figure(figure.must(AtLeast(0.80)).aim(AtLeast(0.90)));
+    bench.figure(Figure::new("its p99, 256 connections", p99, "ms").must(AtMost(10.0)));
     world.stop().await
 }

@@ -7,7 +7,7 @@ use crate::{
     bench::Bench,
     bulk,
     report::{Bound::AtMost, Figure},
-    world::{Redis, Service, World},
+    world::{Service, World},
     wrk::SETTLE,
 };
 
@@ -35,20 +35,20 @@ pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
 /// Everybody comes while the video has its shards already.
 async fn at_once(bench: &Bench, viewers: u32) -> anyhow::Result<()> {
     let shards = (viewers / 100).next_power_of_two().to_string();
-    let measured = Measured::start(bench, &[("PRESENCE__SHARDS", &shards)]).await?;
-    everybody_beats(&measured.world.service, viewers).await?;
+    let world = World::start(bench, &[&SETTINGS[..], &[("PRESENCE__SHARDS", &shards)]].concat()).await?;
+    everybody_beats(&world.service, viewers).await?;
     tokio::time::sleep(SETTLE + Duration::from_secs(2)).await;
-    let bytes = measured.end().await?.1;
+    let bytes = bytes(world).await?.1;
     let what = format!("memory, {viewers} viewers of one video, loaded at once");
     let figure = Figure::new(what, per(bytes, viewers), "B a viewer").must(AtMost(14.5));
-    bench.report.borrow_mut().figure(figure);
+    bench.figure(figure);
     Ok(())
 }
 
 /// One shard at first; the audience grows tenfold between sweeps.
 async fn grown(bench: &Bench, viewers: u32) -> anyhow::Result<()> {
-    let measured = Measured::start(bench, &[]).await?;
-    let service = &measured.world.service;
+    let world = World::start(bench, &SETTINGS).await?;
+    let service = &world.service;
     let mut audience = 100;
     loop {
         audience = (audience * 10).min(viewers);
@@ -64,26 +64,25 @@ async fn grown(bench: &Bench, viewers: u32) -> anyhow::Result<()> {
         everybody_beats(service, viewers).await?;
         tokio::time::sleep(NOTICED).await;
     }
-    let bytes = measured.end().await?.1;
+    let bytes = bytes(world).await?.1;
     let what = format!("memory, {viewers} viewers of one video, grown from one shard");
     let figure = Figure::new(what, per(bytes, viewers), "B a viewer").must(AtMost(15.5));
-    bench.report.borrow_mut().figure(figure);
+    bench.figure(figure);
     Ok(())
 }
 
 async fn cold(bench: &Bench) -> anyhow::Result<()> {
     let videos = bench.scaled(COLD_VIDEOS);
     let viewers = videos * VIEWERS_OF_A_COLD_ONE;
-    let measured = Measured::start(bench, &[]).await?;
+    let world = World::start(bench, &SETTINGS).await?;
     let beats =
         (0..viewers).map(|number| (video(usize::try_from(number % videos).unwrap_or(0)), viewer(number)));
-    bulk::beat(measured.world.service.public, beats).await?;
+    bulk::beat(world.service.public, beats).await?;
     tokio::time::sleep(SETTLE + Duration::from_secs(2)).await;
-    let (hashes, all) = measured.end().await?;
-    let mut report = bench.report.borrow_mut();
+    let (hashes, all) = bytes(world).await?;
     for (what, bytes, must) in [("shard hashes alone", hashes, 66.0), ("all keys", all, 120.0)] {
         let what = format!("memory, {videos} cold videos × {VIEWERS_OF_A_COLD_ONE}: {what}");
-        report.figure(Figure::new(what, per(bytes, viewers), "B a viewer").must(AtMost(must)));
+        bench.figure(Figure::new(what, per(bytes, viewers), "B a viewer").must(AtMost(must)));
     }
     Ok(())
 }
@@ -97,34 +96,21 @@ fn per(bytes: u64, viewers: u32) -> f64 {
     bytes as f64 / f64::from(viewers)
 }
 
-/// A world whose Redis was looked at before anybody used it.
-struct Measured {
-    world: World,
-    before: u64,
-}
-
-impl Measured {
-    async fn start(bench: &Bench, settings: &[(&str, &str)]) -> anyhow::Result<Self> {
-        let redis = Redis::start(bench).await?;
-        let before = redis.memory().await?;
-        let world = World::with(bench, redis, &[&SETTINGS, settings].concat()).await?;
-        Ok(Self { world, before })
+/// What the hashes of viewers take of Redis, and what all keys take: whatever else is in its memory
+/// (scripts, connections, tables of its own) is there with and without them.
+async fn bytes(world: World) -> anyhow::Result<(u64, u64)> {
+    let redis = world.kill_service().await?;
+    let mut connection = redis.connect().await?;
+    // What was slow is remembered with its arguments.
+    redis::cmd("SLOWLOG").arg("RESET").query_async::<()>(&mut connection).await?;
+    let all = redis.memory().await?;
+    let keys = redis.keys("*").await?;
+    let others: Vec<&String> = keys.iter().filter(|key| !key.starts_with("video:online:")).collect();
+    for some in others.chunks(1_000) {
+        redis::cmd("DEL").arg(some).query_async::<()>(&mut connection).await?;
     }
-
-    /// What the hashes of viewers take, and what everything takes, without what connections take.
-    async fn end(self) -> anyhow::Result<(u64, u64)> {
-        let Self { world, before } = self;
-        let redis = world.kill_service().await?;
-        let all = redis.memory().await?.saturating_sub(before);
-        let mut connection = redis.connect().await?;
-        // Hashes stay; in steps, since a script may not hold up Redis for long, not even here.
-        for key in redis.keys("*").await? {
-            if !key.starts_with("video:online:") {
-                redis::cmd("DEL").arg(key).query_async::<()>(&mut connection).await?;
-            }
-        }
-        drop(connection);
-        let hashes = redis.memory().await?.saturating_sub(before);
-        Ok((hashes, all))
-    }
+    let hashes = redis.memory().await?;
+    redis::cmd("FLUSHALL").arg("SYNC").query_async::<()>(&mut connection).await?;
+    let nothing = redis.memory().await?;
+    Ok((hashes.saturating_sub(nothing), all.saturating_sub(nothing)))
 }

@@ -49,31 +49,30 @@ struct Overloaded {
 }
 
 pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
-    let world = World::start(bench, &[]).await?;
+    let world = World::watched(bench, &[]).await?;
     for (what, body) in [("plays", Body::NewPlay), ("heartbeats", Body::Viewer)] {
         let overloaded = overload(bench, &world, body).await?;
-        let mut report = bench.report.borrow_mut();
         let share = overloaded.refused_share * 100.0;
         let name = format!(
             "twice the {what} ({:.0}/s asked, {share:.0} % refused): p99 of those taken",
             overloaded.asked
         );
-        report.figure(Figure::new(name, overloaded.accepted_p99, "ms").must(AtMost(50.0)));
+        bench.figure(Figure::new(name, overloaded.accepted_p99, "ms").must(AtMost(50.0)));
         #[expect(clippy::cast_precision_loss, reason = "counts of requests")]
         let bad = (overloaded.without_retry_after + overloaded.unanswered + overloaded.others) as f64;
-        report.figure(
+        bench.figure(
             Figure::new("answered otherwise than 200, or 503 with `Retry-After`", bad, "").must(AtMost(0.0)),
         );
         #[expect(clippy::cast_precision_loss, reason = "bytes of a process")]
         let grown = overloaded.memory_largest as f64 / overloaded.memory_before as f64;
-        report.figure(Figure::new("largest memory of the service ÷ before", grown, "").must(AtMost(1.5)));
+        bench.figure(Figure::new("largest memory of the service ÷ before", grown, "").must(AtMost(1.5)));
         if let Some(lost) = overloaded.lost {
             #[expect(clippy::cast_precision_loss, reason = "counts of plays")]
-            report.figure(
+            bench.figure(
                 Figure::new("plays acknowledged and not counted", lost.max(0) as f64, "").must(AtMost(0.0)),
             );
         }
-        report.raw(&format!("overload-of-{what}"), overloaded);
+        bench.raw(&format!("overload-of-{what}"), overloaded);
     }
     world.stop().await
 }

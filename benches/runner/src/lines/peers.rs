@@ -14,7 +14,7 @@ use crate::{
 };
 
 pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
-    let world = World::start(bench, &[]).await?;
+    let world = World::watched(bench, &[]).await?;
     let (axum_redis, node_redis) = (Redis::start(bench).await?, Redis::start(bench).await?);
     let axum = Service::peer(bench, "axum-pool", Command::new(&bench.options.axum_peer), &axum_redis).await?;
     let mut command = Command::new("node");
@@ -33,13 +33,12 @@ pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
         let ours = load(&world.service, &world.redis).settle(settle);
         let rounds = alternate(bench, &[&ours, &load(&axum, &axum_redis), &load(&node, &node_redis)]).await?;
         let (to_axum, to_node) = (ratio(&rounds[0], &rounds[1]), ratio(&rounds[0], &rounds[2]));
-        let mut report = bench.report.borrow_mut();
         for (who, rounds) in ["headcount", "axum + deadpool", "fastify + ioredis"].iter().zip(rounds) {
-            report.route(&format!("{what}: {who}"), None, rounds);
+            bench.route(&format!("{what}: {who}"), None, rounds);
         }
         let figure = Figure::new(format!("{what}s a second ÷ axum with a pool"), to_axum, "×");
-        report.figure(if what == "heartbeat" { figure.must(AtLeast(3.0)).aim(AtLeast(3.6)) } else { figure });
-        report.figure(Figure::new(format!("{what}s a second ÷ fastify with ioredis"), to_node, "×"));
+        bench.figure(if what == "heartbeat" { figure.must(AtLeast(3.0)).aim(AtLeast(3.6)) } else { figure });
+        bench.figure(Figure::new(format!("{what}s a second ÷ fastify with ioredis"), to_node, "×"));
     }
     axum.stop().await?;
     node.stop().await?;

@@ -31,16 +31,14 @@ pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
         let rounds = alternate(bench, &[&play, &empty]).await?;
         let ratio = ratio(&rounds[0], &rounds[1]);
         let redis = median_of(&rounds[0], |round| round.redis_micros.unwrap_or(f64::NAN));
-        let mut report = bench.report.borrow_mut();
-        report.route(what, Some(ratio), rounds[0].clone());
-        report.route("its empty handler", None, rounds[1].clone());
+        bench.route(what, Some(ratio), rounds[0].clone());
+        bench.route("its empty handler", None, rounds[1].clone());
         let figure = Figure::new(format!("{what} ÷ empty handler"), ratio, "").must(AtLeast(must));
-        report.figure(Figure { aim: aim.map(AtLeast), ..figure });
+        bench.figure(Figure { aim: aim.map(AtLeast), ..figure });
         if let Some(bound) = redis_must {
             let figure = Figure::new("its Redis time", redis, "µs a play").must(AtMost(bound));
-            report.figure(figure.aim(AtMost(8.0)));
+            bench.figure(figure.aim(AtMost(8.0)));
         }
-        drop(report);
         world.stop().await?;
     }
     Ok(())

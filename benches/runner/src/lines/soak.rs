@@ -13,7 +13,7 @@ use crate::{
 };
 
 pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
-    let world = World::start(bench, &[]).await?;
+    let world = World::watched(bench, &[]).await?;
     let service = &world.service;
     let load = |body, method, path| anyhow::Ok(Load::new(service, None, bench.requests(body)?, method, path));
     let loads = [
@@ -54,11 +54,9 @@ pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
     let quarter = seen.len() / 4;
     let early = median(seen[quarter..2 * quarter].iter().copied());
     let late = median(seen[3 * quarter..].iter().copied());
-    let mut report = bench.report.borrow_mut();
     let what =
         format!("service memory over {seconds} s at full load: last quarter ÷ second ({:.0} MB)", late / 1e6);
-    report.figure(Figure::new(what, late / early, "").must(AtMost(1.1)));
-    report.raw("soak-memory", seen);
-    drop(report);
+    bench.figure(Figure::new(what, late / early, "").must(AtMost(1.1)));
+    bench.raw("soak-memory", seen);
     world.stop().await
 }
