@@ -94,7 +94,7 @@ impl Rhythm {
     #[must_use]
     pub fn caution(&self) -> Duration {
         let slowed = self.longest_interval() > self.usually_longest();
-        2 * if slowed { self.slowest } else { self.usual }
+        2 * if slowed { self.slowest } else { self.usual.max(self.next()) }
     }
 
     fn usually_longest(&self) -> Duration {
@@ -157,6 +157,7 @@ mod tests {
         // No slower than a hidden tab.
         rhythm.press(0.58);
         assert_eq!(rhythm.longest_interval(), secs(60));
+        assert_eq!(rhythm.caution(), 2 * rhythm.next(), "two beats, as they are asked for");
         rhythm.press(0.7);
         assert_eq!(
             (rhythm.longest_interval(), rhythm.doubt(), rhythm.caution()),

@@ -273,9 +273,15 @@ impl ShardMap {
     /// Has the map say what the settings say: at start, where it says nothing, and seldom otherwise.
     async fn insist(&self, connection: &Connection, every: Option<&Entry>) -> Result<(), StoreError> {
         let (now, wanted) = (self.monotonic(), self.shared.wanted.as_str());
-        if every.is_some_and(|every| every.number().to_string() == wanted) {
+        if let Some(every) = every.filter(|every| every.number().to_string() == wanted) {
             *self.shared.insist_at.lock() = now + INSIST_AFTER;
-            return Ok(());
+            // They would all count again after a jump of the clock.
+            let long_over = self.minding_time() - self.shared.window;
+            return if every.is_done_with_formers(long_over) {
+                self.drop_formers(connection).await
+            } else {
+                Ok(())
+            };
         }
         if every.is_some() && now < *self.shared.insist_at.lock() {
             return Ok(());
@@ -307,6 +313,16 @@ impl ShardMap {
         }
         *self.shared.insist_at.lock() = now + INSIST_AFTER;
         Ok(())
+    }
+
+    /// Drops from the entry of every video the former numbers whose time is over.
+    async fn drop_formers(&self, connection: &Connection) -> Result<(), StoreError> {
+        let mut get = redis::cmd("HGET");
+        get.arg(self.shared.redis.keys().shards_map()).arg(EVERY_VIDEO);
+        let stored: Option<String> = connection.query(get).await?;
+        let call = self.reshard(EVERY_VIDEO, stored.as_deref(), Some(&self.shared.wanted), AUTO);
+        connection.query::<i64>(call).await?;
+        self.read(connection).await.map(drop)
     }
 
     /// Whether a build that knew no map left viewers here.

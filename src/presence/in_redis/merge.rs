@@ -74,16 +74,19 @@ impl Merge {
         self.next.waiting.push((beat, answer));
     }
 
-    /// Puts back what could not be written. A newer mark of the same viewer stays.
+    /// Puts back what could not be written. A newer mark of the same viewer stays; what doesn't fit is
+    /// forgotten, the viewer's next beat is as good.
     pub(super) fn put_back(&mut self, marks: impl IntoIterator<Item = (Beat, Mark)>) {
         for (beat, mark) in marks {
-            self.oldest = Some(self.oldest.map_or(mark.at, |oldest| oldest.min(mark.at)));
+            let full = self.next.marks.len() >= self.most;
             match self.next.marks.entry(beat) {
                 Entry::Occupied(mut newer) => newer.get_mut().late = true,
+                Entry::Vacant(_) if full => continue,
                 Entry::Vacant(free) => {
                     free.insert(Mark { late: true, ..mark });
                 }
             }
+            self.oldest = Some(self.oldest.map_or(mark.at, |oldest| oldest.min(mark.at)));
         }
     }
 
@@ -148,6 +151,18 @@ mod tests {
         assert!(matches!(merge.put(beat("film", "bob"), at(1), What::Beat), Err(StoreError::Full { .. })));
         merge.put(beat("film", "ann"), at(2), What::Beat).unwrap();
         assert_eq!(merge.len(), 1);
+    }
+
+    #[test]
+    fn what_failed_and_what_came_meanwhile_are_no_more_than_fits() {
+        let mut merge = Merge::new(2);
+        merge.put(beat("film", "ann"), at(1), What::Beat).unwrap();
+        merge.put(beat("film", "bob"), at(1), What::Beat).unwrap();
+        let round = merge.take();
+        merge.put(beat("film", "eve"), at(2), What::Beat).unwrap();
+        merge.put_back(round.marks);
+        assert_eq!(merge.len(), 2);
+        assert!(merge.take().marks.contains_key(&beat("film", "eve")), "the newer one stays");
     }
 
     #[test]

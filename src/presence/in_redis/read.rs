@@ -290,7 +290,7 @@ impl Reader {
         Ok(loaded)
     }
 
-    /// Counts by walking, each video for itself, within the deadline.
+    /// Counts by walking, all of them together and within the deadline.
     async fn load_live(
         &self,
         connection: &Connection,

@@ -181,11 +181,11 @@ impl Writer {
             return;
         }
         let removing = connection.pipe(std::mem::take(&mut removals.commands));
-        let removed = match failpoint::step("beats.move", Part::Redis, removing).await {
-            Ok(values) => values.into_iter().try_for_each(|value| reply::<u64>(value).map(drop)),
+        let all_removed = match failpoint::step("beats.move", Part::Redis, removing).await {
+            Ok(values) => values.into_iter().try_for_each(removed),
             Err(error) => Err(error),
         };
-        match removed {
+        match all_removed {
             Ok(()) => moved.note(removals),
             Err(error) => {
                 tracing::debug!(error = %error, "viewers were not taken off their former places");
@@ -199,6 +199,17 @@ impl Writer {
                 }
             }
         }
+    }
+}
+
+/// Takes the answer to a removal. What Redis refuses for good is told, and asked for no more.
+fn removed(answer: Value) -> Result<(), StoreError> {
+    match reply::<u64>(answer) {
+        Err(error) if !error.is_transient() => {
+            tracing::error!(error = %error, "redis refused for good to take viewers off a former place");
+            Ok(())
+        }
+        answered => answered.map(drop),
     }
 }
 

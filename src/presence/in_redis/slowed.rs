@@ -26,10 +26,13 @@ impl Slowed {
         let key = self.redis.keys().slowed();
         let mut commands = Vec::new();
         if let Some(left) = self.rhythm.own_lasts() {
+            // What another instance asked for may last longer: only ever prolonged.
+            let left = left.as_millis().max(1).to_string();
             let mut tell = redis::cmd("SET");
-            let left = left.as_millis().max(1);
-            tell.arg(&key).arg(1).arg("PX").arg(left.to_string());
-            commands.push(tell);
+            tell.arg(&key).arg(1).arg("PX").arg(&left).arg("NX");
+            let mut prolong = redis::cmd("PEXPIRE");
+            prolong.arg(&key).arg(&left).arg("GT");
+            commands.extend([tell, prolong]);
         }
         let mut ask = redis::cmd("PTTL");
         ask.arg(&key);
@@ -51,8 +54,9 @@ impl Job for Slowed {
         "rhythm"
     }
 
+    /// At once: what an instance that was here before asked for still holds.
     fn first_in(&self) -> Duration {
-        EVERY
+        Duration::ZERO
     }
 
     fn every(&self) -> Duration {

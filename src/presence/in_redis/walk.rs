@@ -175,25 +175,28 @@ impl Walker {
         results: &mut [Result<Walked, StoreError>],
     ) -> Result<Vec<Step>, StoreError> {
         let mut steps = Vec::new();
-        let places: Vec<(usize, bool, String)> = videos
+        let places: Vec<(usize, bool, bool, String)> = videos
             .iter()
             .enumerate()
             .flat_map(|(index, (video, walk))| {
-                let key = move |shard| (index, walk.moving, self.redis.keys().online(video, shard));
+                // Nobody comes any more to a place that only a former number has, so an empty one stays
+                // so; to the others viewers on the move may come.
+                let key = move |shard| {
+                    (index, walk.moving, walk.may_fill(shard), self.redis.keys().online(video, shard))
+                };
                 walk.order().map(key)
             })
             .collect();
         for places in places.chunks(LENGTHS_IN_FLIGHT) {
-            let commands = places.iter().map(|(_, _, key)| {
+            let commands = places.iter().map(|(.., key)| {
                 let mut length = redis::cmd("HLEN");
                 length.arg(key);
                 length
             });
             let lengths = connection.pipe(commands.collect()).await?;
-            for ((video, moving, key), value) in places.iter().zip(lengths) {
+            for ((video, moving, may_fill, key), value) in places.iter().zip(lengths) {
                 match reply::<u64>(value) {
-                    // Where viewers are on the move they may come to a place that is empty yet.
-                    Ok(0) if !moving => {}
+                    Ok(0) if !may_fill => {}
                     Ok(length) => {
                         let (key, cursor) = (key.clone(), "0".into());
                         steps.push(Step { video: *video, key, cursor, length, moving: *moving });

@@ -195,10 +195,14 @@ impl Writer {
     async fn write(&self, round: Round, learnt: &mut Learnt) -> bool {
         let mut failed: HashSet<Beat> = HashSet::new();
         let mut error = None;
-        let mut marks: Vec<(Beat, Mark)> = round.marks.into_iter().collect();
-        while !marks.is_empty() {
-            let rest = marks.split_off(marks.len().min(self.batch));
-            let batch = std::mem::replace(&mut marks, rest);
+        // Who beat so long ago is offline by now; in a long outage that is most of them.
+        let (now, window) = (self.redis.clock().now(), self.form.window);
+        let mut marks = round.marks.into_iter().filter(|(_, mark)| now.since(mark.at) <= window);
+        loop {
+            let batch: Vec<(Beat, Mark)> = marks.by_ref().take(self.batch).collect();
+            if batch.is_empty() {
+                break;
+            }
             let began = std::time::Instant::now();
             #[expect(clippy::cast_precision_loss, reason = "a histogram; batches are far below 2^52")]
             metrics::histogram!("headcount_batch_size", "batch" => "beats").record(batch.len() as f64);

@@ -76,6 +76,11 @@ impl Entry {
         self.formers.iter().any(|(former, until)| *former == number && now < *until)
     }
 
+    /// Whether it has former numbers and the time of each was over at `then`.
+    pub(crate) fn is_done_with_formers(&self, then: Timestamp) -> bool {
+        !self.formers.is_empty() && !self.minds_any(then)
+    }
+
     fn minds_any(&self, now: Timestamp) -> bool {
         self.formers.iter().any(|(_, until)| now < *until)
     }

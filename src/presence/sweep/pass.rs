@@ -130,7 +130,6 @@ impl<'a> Pass<'a> {
             match walked {
                 Ok(walked) => {
                     *corrupt += walked.corrupt;
-                    self.note(video, &walked);
                     let (places, stored) = (&places[index], look.stored[first + index].as_deref());
                     self.swept.sharded += u64::from(places.now() > 1);
                     let change = self.change(look.every.as_ref(), stored, walked.left);
@@ -144,7 +143,14 @@ impl<'a> Pass<'a> {
             }
         }
         self.lock.still_mine(&self.connection).await?;
-        self.drop_moved(look, &mut counted).await?;
+        if self.drop_moved(look, &mut counted).await? {
+            // Their number is not known, so the pass is none of all videos: once more, soon.
+            let reason = "the shards of a video were changed while it was swept";
+            failed.get_or_insert_with(|| StoreError::unavailable(Part::Redis, reason));
+        }
+        for counted in &counted {
+            self.note(counted.video, &counted.walked);
+        }
         failpoint::step("sweep.store", Part::Redis, self.store(&counted, began)).await?;
         self.reshard(&counted).await
     }

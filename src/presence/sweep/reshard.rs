@@ -27,22 +27,18 @@ impl Pass<'_> {
     }
 
     /// Leaves out videos whose shards were changed since the map was asked: somebody may have gone where
-    /// the walk didn't look.
+    /// the walk didn't look. Tells whether there were any.
     pub(super) async fn drop_moved(
         &self,
         look: &Look,
         counted: &mut Vec<Counted<'_>>,
-    ) -> Result<(), StoreError> {
-        let minding = self.sweep.map.minding_time();
-        let is_plain = |counted: &Counted<'_>| counted.change.is_none() && counted.places.are_single(minding);
-        if counted.iter().all(is_plain) {
-            return Ok(());
-        }
+    ) -> Result<bool, StoreError> {
         let used = counted.iter().map(|counted| (counted.video, counted.places));
         let moved = self.sweep.map.moved(&self.connection, look.version(), used).await?;
         let mut moved = moved.into_iter();
+        let before = counted.len();
         counted.retain(|_| !moved.next().unwrap_or(false));
-        Ok(())
+        Ok(counted.len() < before)
     }
 
     /// Changes the entries of the videos that need it.
