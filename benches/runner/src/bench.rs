@@ -16,6 +16,9 @@ use crate::{
     wrk::Round,
 };
 
+/// Before anything is measured: caches fill, every viewer has beaten once.
+pub(crate) const WARM_UP: Duration = Duration::from_secs(3);
+
 /// A run.
 pub(crate) struct Bench {
     pub(crate) options: Options,
@@ -61,10 +64,6 @@ impl Bench {
     /// A round's length.
     pub(crate) fn round(&self) -> Duration {
         Duration::from_secs(if self.options.quick { 2 } else { 4 })
-    }
-
-    pub(crate) fn warm_up(&self) -> Duration {
-        Duration::from_secs(3)
     }
 
     /// How often A and B take turns.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use tokio::process::Command;
 
 use crate::{
-    bench::Bench,
+    bench::{Bench, WARM_UP},
     process::processor_time,
     world::{Redis, Service},
 };
@@ -130,7 +130,7 @@ async fn run(bench: &Bench, load: &Load, length: Duration) -> anyhow::Result<Sai
 /// Rounds of several loads in turn, A B A B: what else the machine does meanwhile hits all of them.
 pub(crate) async fn alternate(bench: &Bench, loads: &[&Load]) -> anyhow::Result<Vec<Vec<Round>>> {
     for load in loads {
-        round(bench, load, bench.warm_up()).await?;
+        round(bench, load, WARM_UP).await?;
     }
     let mut rounds = vec![Vec::new(); loads.len()];
     for _ in 0..bench.pairs() {

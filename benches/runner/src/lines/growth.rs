@@ -61,10 +61,8 @@ pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
 }
 
 async fn measure(bench: &Bench, viewers: u32) -> anyhow::Result<Size> {
-    let redis = Redis::start(bench).await?;
-    let empty = redis.memory().await?;
     let every = Duration::from_secs_f64(f64::from(viewers) / f64::from(RATE));
-    let world = World::with(bench, redis, SETTINGS).await?;
+    let world = World::start(bench, SETTINGS).await?;
     let service = &world.service;
     let mut command = Command::new(&bench.options.headcount);
     command.args(["simulate", "--targets", &format!("http://{}", service.public), "--seed", "1"]);
@@ -98,12 +96,9 @@ async fn measure(bench: &Bench, viewers: u32) -> anyhow::Result<Size> {
     let (after, beaten) = (times()?, service.metric(beats).await? - beats_before);
     let (sweeps_after, commands_after) = (sweeps(service).await?, scripts_micros(&world.redis).await?);
     let taken = |which: usize| (after[which] - before[which]) * 1e6 / beaten;
-    let memory = world.redis.memory().await?.saturating_sub(empty);
     let service_memory = crate::process::resident(service.id())?;
     simulator.kill().await?;
 
-    #[expect(clippy::cast_precision_loss, reason = "bytes of Redis")]
-    let memory_per_viewer = memory as f64 / f64::from(viewers);
     let passes = (sweeps_after.0 - sweeps_before.0) / 16.0;
     ensure!(passes > 0.0, "nothing was swept");
     let size = Size {
@@ -113,13 +108,15 @@ async fn measure(bench: &Bench, viewers: u32) -> anyhow::Result<Size> {
         service_micros: taken(0),
         redis_micros: taken(1),
         redis_micros_without_sweeps: taken(1) - (commands_after - commands_before) / beaten,
-        memory_per_viewer,
+        memory_per_viewer: 0.0,
         sweep_seconds: (sweeps_after.1 - sweeps_before.1) / passes,
         service_memory,
         simulator_micros: taken(2),
     };
-    world.kill_service().await?;
-    Ok(size)
+    let (_, memory) = super::memory::bytes(world).await?;
+    #[expect(clippy::cast_precision_loss, reason = "bytes of Redis")]
+    let memory_per_viewer = memory as f64 / f64::from(viewers);
+    Ok(Size { memory_per_viewer, ..size })
 }
 
 /// How many partitions were swept, and how long that took in all.

@@ -98,7 +98,7 @@ fn per(bytes: u64, viewers: u32) -> f64 {
 
 /// What the hashes of viewers take of Redis, and what all keys take: whatever else is in its memory
 /// (scripts, connections, tables of its own) is there with and without them.
-async fn bytes(world: World) -> anyhow::Result<(u64, u64)> {
+pub(super) async fn bytes(world: World) -> anyhow::Result<(u64, u64)> {
     let redis = world.kill_service().await?;
     let mut connection = redis.connect().await?;
     // What was slow is remembered with its arguments.

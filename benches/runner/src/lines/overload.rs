@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 
 use crate::{
     audience::{Body, Dice, video, viewer},
-    bench::Bench,
+    bench::{Bench, WARM_UP},
     figures::percentile,
     http::{self, post},
     open_loop::{Sent, Traffic},
@@ -82,7 +82,7 @@ async fn overload(bench: &Bench, world: &World, body: Body) -> anyhow::Result<Ov
     let is_play = matches!(body, Body::NewPlay);
     let path = if is_play { "/api/video/%s/play" } else { "/api/video/%s/heartbeat" };
     let load = Load::new(service, None, bench.requests(body)?, "POST", path).connections(256);
-    round(bench, &load, bench.warm_up()).await?;
+    round(bench, &load, WARM_UP).await?;
     let can_do = round(bench, &load, bench.round()).await?.requests_per_second;
 
     let run = bench.next_run();
