@@ -17,6 +17,9 @@ const IDS_PER_CALL: usize = 500;
 /// How often a number that is not right yet is read again.
 const REREAD_EVERY: Duration = Duration::from_millis(500);
 
+/// How often a question without an answer is put again after the time is over.
+const MORE_TRIES: u32 = 10;
+
 /// What has to be said about one video.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Expectation {
@@ -135,6 +138,7 @@ pub(super) async fn check(
 ) -> Vec<Difference> {
     let deadline = Instant::now() + patience;
     let mut open: Vec<Vec<&Expectation>> = vec![expectations.iter().collect(); client.targets()];
+    let mut more_tries = MORE_TRIES;
     loop {
         let last = Instant::now() >= deadline;
         let mut differences = Vec::new();
@@ -144,11 +148,15 @@ pub(super) async fn check(
             *expectations = still_open;
             wait = wait.max(asked_to_wait);
         }
-        if differences.is_empty() || last {
+        // An answer that didn't come is no wrong number: it gets a few more tries.
+        let unanswered = differences.iter().all(|difference| difference.video.is_none());
+        if differences.is_empty() || last && !(unanswered && more_tries > 0) {
             return differences;
         }
+        more_tries -= u32::from(last);
         // One look at the deadline itself, however long an instance asked to wait.
-        sleep(wait.min(deadline.saturating_duration_since(Instant::now()))).await;
+        let left = deadline.saturating_duration_since(Instant::now());
+        sleep(if last { REREAD_EVERY } else { wait.min(left) }).await;
     }
 }
 

@@ -15,6 +15,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::CancellationToken;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::{
     form::Form,
@@ -37,6 +38,10 @@ use crate::{
 /// an answer that took longer says nothing about the present.
 pub(super) const LATE: Duration = Duration::from_secs(2);
 
+/// A round leaves early where it has gathered so many batches: the more beats leave together, the more of
+/// them share a command, and a round a second is soon enough.
+const EARLY: usize = 10;
+
 /// How long the writer waits before it tries again what Redis didn't take.
 const RETRY: Duration = Duration::from_millis(100);
 
@@ -58,6 +63,8 @@ pub(super) struct Writer {
     ack: Ack,
     linger: Duration,
     batch: usize,
+    /// Beats of a round that leaves before its time.
+    early: usize,
     note_life: Duration,
     merge: Mutex<Merge>,
     wake: Notify,
@@ -85,6 +92,7 @@ impl Writer {
             ack: presence.ack,
             linger: presence.linger,
             batch: presence.batch,
+            early: (EARLY * presence.batch).min(presence.max_merged / 2),
             note_life: note_life(presence),
             merge: Mutex::new(Merge::new(presence.max_merged)),
             wake: Notify::new(),
@@ -101,7 +109,7 @@ impl Writer {
         let full = {
             let mut merge = self.merge.lock();
             merge.put(beat, now, What::Beat)?;
-            merge.len() >= self.batch
+            merge.len() >= self.early
         };
         if full {
             self.wake.notify_one();
@@ -197,7 +205,13 @@ impl Writer {
         let mut error = None;
         // Who beat so long ago is offline by now; in a long outage that is most of them.
         let (now, window) = (self.redis.clock().now(), self.form.window);
-        let mut marks = round.marks.into_iter().filter(|(_, mark)| now.since(mark.at) <= window);
+        let mut marks: Vec<(Beat, Mark)> =
+            round.marks.into_iter().filter(|(_, mark)| now.since(mark.at) <= window).collect();
+        if marks.len() > self.batch {
+            // Neighbours share a command, so they should leave in one batch.
+            marks.sort_by_cached_key(|(beat, _)| neighbourhood(beat));
+        }
+        let mut marks = marks.into_iter();
         loop {
             let batch: Vec<(Beat, Mark)> = marks.by_ref().take(self.batch).collect();
             if batch.is_empty() {
@@ -227,4 +241,10 @@ impl Writer {
         }
         error.is_none_or(|error| !error.is_transient())
     }
+}
+
+/// Orders beats by video and, whatever power of two the number of its shards is, by shard: that is told by
+/// the lowest bits of a viewer's hash.
+fn neighbourhood(beat: &Beat) -> (u64, u64) {
+    (xxh3_64(beat.video.as_str().as_bytes()), beat.viewer.hash64().reverse_bits())
 }
