@@ -75,10 +75,10 @@ pub async fn serve(
                     Refused::Connections.count();
                     continue;
                 }
-                // A token of its own: polling a shared one takes a lock that all would wait for.
+                // Tokens of its own: polling a shared one takes a lock that all would wait for.
                 let conversation =
                     Conversation { excess, ..conversation.clone() }.hold(stream, stopping.child_token());
-                let cut_off = cut_off.clone();
+                let cut_off = cut_off.child_token();
                 connections.spawn(async move { cut_off.run_until_cancelled(conversation).await });
             }
             // The peer was gone before it was our turn.
