@@ -144,8 +144,13 @@ pub async fn serve(
 /// What players and pages are held to.
 fn door(config: &Config) -> Door {
     let server = &config.server;
+    let stores = match config.backend {
+        // The audit has one of its own.
+        BackendKind::Redis => config.postgres.max_connections as usize + 1,
+        BackendKind::Embedded => 0,
+    };
     Door {
-        connections: server::affordable(server.max_connections),
+        connections: server::affordable(server.max_connections, OPERATORS_CONNECTIONS + stores),
         header_timeout: server.header_timeout,
         write_timeout: server.write_timeout,
         gate: Some(Arc::new(Gate::new(server.max_delay))),

@@ -1,9 +1,12 @@
 //! Group commit: requests that come in while a batch is under way form the next one.
 //!
-//! No timer: alone a request goes at once, under load batches grow by themselves. The queue is
-//! bounded: by what it may hold and, where it is prompt, by what the store takes within [`STANDING`]
-//! while that doesn't keep up, as a longer queue makes every answer later and none more. A request
-//! that finds it full is refused at once.
+//! No timer: alone a request goes at once, under load batches grow by themselves. With a store that
+//! takes its time for each batch, however small, about as many wait after each batch as it answered,
+//! and the next one answers them all: that is how it should be. The queue is bounded by what it may
+//! hold. Where it is prompt and one full batch after the other leaves more than the next can take, the
+//! store doesn't keep up, and no more than one batch may wait: a longer queue makes every answer later
+//! and none more, a shorter one would have the store do less than it can. A request that finds the
+//! queue full is refused at once.
 
 use std::{
     future::Future,
@@ -11,12 +14,15 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use tokio::sync::{
-    mpsc::{self, error::TrySendError},
-    oneshot,
+use tokio::{
+    sync::{
+        mpsc::{self, error::TrySendError},
+        oneshot,
+    },
+    time::Instant,
 };
 
 use crate::{
@@ -24,14 +30,9 @@ use crate::{
     lifecycle::{Lifecycle, Phase},
 };
 
-/// How long the queue may take to be served while it doesn't get shorter...
-const STANDING: Duration = Duration::from_millis(20);
-
-/// ...for longer than this: a burst, or a store that pauses, is waited for.
-const NOT_SHORTER_FOR: Duration = Duration::from_millis(200);
-
-/// However slow the store, so many may wait.
-const LEAST: usize = 64;
+/// The store must fail to keep up for so long to be taken for overloaded, and keep up for so long to be
+/// trusted again: a burst, or a store that pauses, is waited for.
+const LASTING: Duration = Duration::from_millis(200);
 
 /// Sends single requests in batches.
 #[derive(Debug)]
@@ -60,9 +61,9 @@ impl<Q, A> Clone for Batcher<Q, A> {
 pub struct Bounds {
     /// Requests that may wait.
     pub waiting: usize,
-    /// Requests in one batch.
+    /// Requests in one batch. Under overload an answer comes after two of them at most.
     pub batch: usize,
-    /// Whether a queue that stands is cut to what is served in time; else requests wait on.
+    /// Whether no more than a batch may wait while the store doesn't keep up; else requests wait on.
     pub prompt: bool,
 }
 
@@ -126,30 +127,25 @@ fn share(waiting: usize, of: usize) -> f64 {
     waiting as f64 / of as f64
 }
 
-/// Whether a queue stands, and how long it may be then.
+/// Whether the store keeps up.
 #[derive(Debug, Default)]
-struct Standing {
-    since: Option<Instant>,
+struct Pace {
+    overloaded: bool,
+    /// Since when it has looked otherwise.
+    otherwise: Option<Instant>,
 }
 
-impl Standing {
-    /// How many of `most` may wait, after a batch of `served` took `took` and left `left` waiting.
-    fn bound(&mut self, most: usize, served: usize, took: Duration, left: usize, now: Instant) -> usize {
-        let in_time = (STANDING.as_secs_f64() / took.as_secs_f64().max(1e-6)).min(1e6);
-        #[expect(
-            clippy::cast_precision_loss,
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a batch is far below 2^52, and the factor between 0 and a million"
-        )]
-        let bearable = ((served as f64 * in_time) as usize).max(LEAST);
-        // Half of it already is more than would be there if the store kept up.
-        if left < bearable / 2 {
-            self.since = None;
-            return most;
+impl Pace {
+    /// How many may wait, after a batch of `served` that left `left` waiting.
+    fn bound(&mut self, bounds: Bounds, served: usize, left: usize, now: Instant) -> usize {
+        // Fewer would be answered by the next batch together, whatever a batch costs.
+        let behind = served >= bounds.batch && left >= bounds.batch;
+        if behind == self.overloaded {
+            self.otherwise = None;
+        } else if now - *self.otherwise.get_or_insert(now) >= LASTING {
+            *self = Self { overloaded: behind, otherwise: None };
         }
-        let since = *self.since.get_or_insert(now);
-        if now - since >= NOT_SHORTER_FOR { bearable.min(most) } else { most }
+        if self.overloaded { bounds.batch.min(bounds.waiting) } else { bounds.waiting }
     }
 }
 
@@ -166,7 +162,7 @@ async fn work<Q, A, F, R>(
     R: Future<Output = Vec<Result<A, StoreError>>>,
 {
     let mut taken = Vec::new();
-    let mut standing = Standing::default();
+    let mut pace = Pace::default();
     loop {
         tokio::select! {
             biased;
@@ -184,11 +180,10 @@ async fn work<Q, A, F, R>(
         let served = requests.len();
         let results = run(requests).await;
         let (now, left) = (Instant::now(), queue.len());
-        let took = now - began;
         metrics::histogram!("headcount_batch_duration_seconds", "store" => part.name(), "batch" => name)
-            .record(took.as_secs_f64());
+            .record((now - began).as_secs_f64());
         if bounds.prompt {
-            bound.store(standing.bound(bounds.waiting, served, took, left, now), Ordering::Relaxed);
+            bound.store(pace.bound(bounds, served, left, now), Ordering::Relaxed);
         }
         for (answer, result) in answers.into_iter().zip(results) {
             // A caller that gave up waiting is no failure.
@@ -198,37 +193,4 @@ async fn work<Q, A, F, R>(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const MOST: usize = 10_000;
-    const MILLI: Duration = Duration::from_millis(1);
-
-    /// What is allowed after `batches` of so many that took so long, each with as many left.
-    fn bound_after(batches: u32, served: usize, took: Duration, left: usize) -> usize {
-        let (mut standing, mut now, mut bound) = (Standing::default(), Instant::now(), MOST);
-        for _ in 0..batches {
-            now += took;
-            bound = standing.bound(MOST, served, took, left, now);
-        }
-        bound
-    }
-
-    #[test]
-    fn a_queue_that_stands_is_cut_to_what_is_served_in_time_and_a_burst_is_not() {
-        assert_eq!(bound_after(4, 2_000, 40 * MILLI, 5_000), MOST, "for 160 ms only");
-        assert_eq!(bound_after(40, 2_000, 40 * MILLI, 5_000), 1_000);
-        assert_eq!(bound_after(40, 2_000, 40 * MILLI, 400), MOST, "it gets shorter");
-        assert_eq!(bound_after(400, 1, MILLI, 30), MOST, "few wait");
-        assert_eq!(bound_after(40, 50, 500 * MILLI, 5_000), LEAST, "the store hangs");
-    }
-
-    #[test]
-    fn a_queue_that_was_cut_is_whole_again_once_it_is_served() {
-        let (mut standing, now) = (Standing::default(), Instant::now());
-        standing.bound(MOST, 2_000, 40 * MILLI, 5_000, now);
-        let later = now + Duration::from_secs(1);
-        assert_eq!(standing.bound(MOST, 2_000, 40 * MILLI, 999, later), 1_000);
-        assert_eq!(standing.bound(MOST, 900, 18 * MILLI, 100, later), MOST);
-    }
-}
+mod tests;

@@ -33,7 +33,6 @@ pub(super) enum Code {
     MethodNotAllowed,
     RequestTimeout,
     PayloadTooLarge,
-    UriTooLong,
     HeadersTooLarge,
     UnsupportedMediaType,
     Internal,
@@ -82,11 +81,10 @@ impl Code {
             Self::RequestTimeout => {
                 (StatusCode::REQUEST_TIMEOUT, "request_timeout", "The request didn't come in time")
             }
-            Self::UriTooLong => (StatusCode::URI_TOO_LONG, "uri_too_long", "The path and query are too long"),
             Self::HeadersTooLarge => (
                 StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
                 "headers_too_large",
-                "There are too many headers, or they are too long",
+                "The request line and headers are too long, or too many",
             ),
             Self::PayloadTooLarge => {
                 (StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large", "The body is too large")

@@ -91,7 +91,7 @@ Every error is `application/problem+json`, and its `code` is stable. What a clie
 in `camelCase` or `snake_case`; what isn't known is passed over. An id of the site's own may be an \
 integer in place of its digits. A field that is sent more than once must say the same each time.
 
-Besides what stands at each path: what can't be read as HTTP/1.1 is 400 `malformed_request`, a path and query over 65,534 bytes 414, headers over 32 KiB or over 100 of them 431, and where they don't come in time (`server.header_timeout`) 408; the connection is closed after these.";
+Besides what stands at each path: what can't be read as HTTP/1.1 is 400 `malformed_request`, a request line and headers over 32 KiB together, or over 100 headers, 431 (shorten the path and query, or send a POST), and where they don't come in time (`server.header_timeout`) 408; the connection is closed after these.";
 
 #[derive(OpenApi)]
 #[openapi(

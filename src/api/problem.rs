@@ -55,9 +55,10 @@ pub(super) enum ApiError {
     RequestTimeout,
     #[error("the request line and headers can't be read")]
     Malformed,
-    #[error("shorten the path and query, or send a POST")]
-    UriTooLong,
-    #[error("at most 100 headers of 32 KiB together are read")]
+    #[error(
+        "the request line and headers may have 32 KiB together, and there may be 100 headers; shorten the path and \
+         query, or send a POST"
+    )]
     HeadersTooLarge,
     #[error("it was not looked at; send it again later")]
     Refused,
@@ -107,7 +108,6 @@ impl ApiError {
             Self::PayloadTooLarge => Code::PayloadTooLarge,
             Self::RequestTimeout => Code::RequestTimeout,
             Self::Malformed => Code::MalformedRequest,
-            Self::UriTooLong => Code::UriTooLong,
             Self::HeadersTooLarge => Code::HeadersTooLarge,
             Self::UnsupportedMediaType(_) => Code::UnsupportedMediaType,
             Self::Unavailable(_) => Code::Unavailable,
@@ -150,7 +150,6 @@ pub fn refuse(refused: Refused) -> Response {
     let error = match refused {
         Refused::Connections | Refused::Load => ApiError::Refused,
         Refused::Malformed => ApiError::Malformed,
-        Refused::UriTooLong => ApiError::UriTooLong,
         Refused::HeadTooLarge => ApiError::HeadersTooLarge,
         Refused::HeadTooSlow | Refused::Unread => ApiError::RequestTimeout,
     };

@@ -75,10 +75,10 @@ pub async fn serve(
                     Refused::Connections.count();
                     continue;
                 }
-                // A token of its own: polling a shared one takes a lock that all would wait for.
+                // Tokens of its own: polling a shared one takes a lock that all would wait for.
                 let conversation =
                     Conversation { excess, ..conversation.clone() }.hold(stream, stopping.child_token());
-                let cut_off = cut_off.clone();
+                let cut_off = cut_off.child_token();
                 connections.spawn(async move { cut_off.run_until_cancelled(conversation).await });
             }
             // The peer was gone before it was our turn.
@@ -107,13 +107,13 @@ fn is_peers_own(error: &std::io::Error) -> bool {
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }
 
-/// File descriptors that are for something else: stores, files, the operators' listener.
-const OTHER_FILES: u64 = 256;
+/// File descriptors that are for something else: listeners, logs, files, connections to Redis.
+const OTHER_FILES: usize = 64;
 
-/// How many of the `wanted` connections there may be: the limit of open files is raised as far as it
-/// goes, as every one of them is a file.
+/// How many of the `wanted` connections there may be beside so many `others`: the limit of open files
+/// is raised as far as it goes, as every one of them is a file.
 #[must_use]
-pub fn affordable(wanted: usize) -> usize {
+pub fn affordable(wanted: usize, others: usize) -> usize {
     use rustix::process::{Resource, getrlimit, setrlimit};
 
     let mut limit = getrlimit(Resource::Nofile);
@@ -123,7 +123,7 @@ pub fn affordable(wanted: usize) -> usize {
         let _ = setrlimit(Resource::Nofile, limit);
     }
     let Some(files) = getrlimit(Resource::Nofile).current else { return wanted };
-    let most = usize::try_from(files.saturating_sub(OTHER_FILES)).unwrap_or(usize::MAX).max(1);
+    let most = room(usize::try_from(files).unwrap_or(usize::MAX), others);
     if most < wanted {
         tracing::warn!(
             "server.max_connections is {wanted}, but only {files} files may be open: taken for {most} \
@@ -131,4 +131,9 @@ pub fn affordable(wanted: usize) -> usize {
         );
     }
     wanted.min(most)
+}
+
+/// How many connections so many files leave room for. Both listeners may have some over their limit.
+fn room(files: usize, others: usize) -> usize {
+    files.saturating_sub(2 * EXCESS + OTHER_FILES + others).max(1)
 }

@@ -26,9 +26,7 @@ pub enum Refused {
     Load,
     /// This is no HTTP/1.
     Malformed,
-    /// The path and query are too long.
-    UriTooLong,
-    /// There are too many headers, or they are too long.
+    /// The request line and headers are too long, or too many.
     HeadTooLarge,
     /// The request line and headers didn't come in time.
     HeadTooSlow,
@@ -41,7 +39,7 @@ impl Refused {
         match self {
             Self::Connections => "connections",
             Self::Load => "load",
-            Self::Malformed | Self::UriTooLong | Self::HeadTooLarge => "malformed",
+            Self::Malformed | Self::HeadTooLarge => "malformed",
             Self::HeadTooSlow => "slow_head",
             Self::Unread => "slow_reader",
         }

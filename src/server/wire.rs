@@ -116,9 +116,8 @@ impl Wire {
 
 /// What hyper refuses with these bytes, if it is that.
 fn own_refusal(bytes: &[u8]) -> Option<Refused> {
-    const OWN: [(&[u8], Refused); 3] = [
+    const OWN: [(&[u8], Refused); 2] = [
         (b"400 Bad Request\r\n", Refused::Malformed),
-        (b"414 URI Too Long\r\n", Refused::UriTooLong),
         (b"431 Request Header Fields Too Large\r\n", Refused::HeadTooLarge),
     ];
     let rest = bytes.strip_prefix(b"HTTP/1.1 4").or_else(|| bytes.strip_prefix(b"HTTP/1.0 4"))?;

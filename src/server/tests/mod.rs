@@ -205,3 +205,9 @@ async fn a_connection_outlives_a_balancers_ten_idle_minutes_but_not_much_more() 
     let minutes = began.elapsed().as_secs_f64() / 60.0;
     assert!((10.0..13.0).contains(&minutes), "{minutes}");
 }
+
+#[test]
+fn files_are_left_for_the_stores_and_the_operators() {
+    assert_eq!(room(65_536, 139), 65_536 - 128 - 64 - 139);
+    assert_eq!(room(256, 139), 1, "so few that there is room for nothing");
+}
