@@ -105,10 +105,10 @@ impl Conversation {
             }
         };
         let (stream, caught) = connection.into_parts().io.into_inner().into_parts();
-        self.end(stream, over, caught).await;
+        self.end(stream, over, caught, traffic.left_unread()).await;
     }
 
-    async fn end(&self, stream: TcpStream, over: Over, caught: Option<Refused>) {
+    async fn end(&self, stream: TcpStream, over: Over, caught: Option<Refused>, left_unread: bool) {
         let is_http2 = hyper::Error::is_parse_version_h2;
         let refused = match &over {
             Over::Said(Err(error)) if is_http2(error) => Some(Refused::Malformed),
@@ -123,7 +123,7 @@ impl Conversation {
         match (over, refused) {
             (_, Some(Refused::Unread)) => cut(&stream),
             (_, Some(refused)) => refuse(stream, (self.door.refuse)(refused)).await,
-            (Over::Said(Ok(())), None) => part(stream, false).await,
+            (Over::Said(Ok(())), None) => part(stream, left_unread).await,
             _ => {}
         }
     }
@@ -134,6 +134,7 @@ impl Conversation {
         traffic: &Arc<Traffic>,
     ) -> impl Future<Output = Result<Response, Infallible>> + use<> {
         let owed = traffic.take();
+        let request = request.map(|body| traffic.body(body));
         let answer = if let Some(refused) = self.refusal(&request) {
             Either::Left(std::future::ready(Ok(self.refused(refused))))
         } else {
@@ -149,7 +150,7 @@ impl Conversation {
 
     /// Why a request isn't even looked at. A probe always is: it would take "too much to do" for
     /// "not ready", and the other instances would get the load of this one as well.
-    fn refusal(&self, request: &hyper::Request<Incoming>) -> Option<Refused> {
+    fn refusal<B>(&self, request: &hyper::Request<B>) -> Option<Refused> {
         let refused = if self.excess {
             Refused::Connections
         } else if self.door.gate.as_ref().is_some_and(|gate| !gate.admits()) {
