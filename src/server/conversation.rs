@@ -105,10 +105,10 @@ impl Conversation {
             }
         };
         let (stream, caught) = connection.into_parts().io.into_inner().into_parts();
-        self.end(stream, over, caught).await;
+        self.end(stream, over, caught, traffic.left_unread()).await;
     }
 
-    async fn end(&self, stream: TcpStream, over: Over, caught: Option<Refused>) {
+    async fn end(&self, stream: TcpStream, over: Over, caught: Option<Refused>, left_unread: bool) {
         let is_http2 = hyper::Error::is_parse_version_h2;
         let refused = match &over {
             Over::Said(Err(error)) if is_http2(error) => Some(Refused::Malformed),
@@ -123,7 +123,7 @@ impl Conversation {
         match (over, refused) {
             (_, Some(Refused::Unread)) => cut(&stream),
             (_, Some(refused)) => refuse(stream, (self.door.refuse)(refused)).await,
-            (Over::Said(Ok(())), None) => part(stream, false).await,
+            (Over::Said(Ok(())), None) => part(stream, left_unread).await,
             _ => {}
         }
     }
@@ -134,6 +134,7 @@ impl Conversation {
         traffic: &Arc<Traffic>,
     ) -> impl Future<Output = Result<Response, Infallible>> + use<> {
         let owed = traffic.take();
+        let request = request.map(|body| traffic.body(body));
         let answer = if let Some(refused) = self.refusal(&request) {
             Either::Left(std::future::ready(Ok(self.refused(refused))))
         } else {
@@ -149,7 +150,7 @@ impl Conversation {
 
     /// Why a request isn't even looked at. A probe always is: it would take "too much to do" for
     /// "not ready", and the other instances would get the load of this one as well.
-    fn refusal(&self, request: &hyper::Request<Incoming>) -> Option<Refused> {
+    fn refusal<B>(&self, request: &hyper::Request<B>) -> Option<Refused> {
         let refused = if self.excess {
             Refused::Connections
         } else if self.door.gate.as_ref().is_some_and(|gate| !gate.admits()) {
@@ -242,7 +243,8 @@ impl<'a> Look<'a> {
         if lasts(&mut self.blocked, self.traffic.is_blocked() && !moved) >= door.write_timeout {
             return Some(Over::Unread);
         }
-        let begun = self.traffic.has_begun() && !owes && !news;
+        // Nor is an answer broken into that waits to be read.
+        let begun = self.traffic.has_begun() && !owes && !news && !self.traffic.is_blocked();
         if lasts(&mut self.began, begun) >= door.header_timeout {
             return Some(Over::HeadTooSlow);
         }
@@ -267,4 +269,44 @@ fn ticks(every: Duration) -> tokio::time::Interval {
     let mut ticks = tokio::time::interval_at(Instant::now() + every, every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Poll;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_has_begun_is_not_refused_amidst_an_answer_that_waits_to_be_read() {
+        let door = Door {
+            connections: 100,
+            header_timeout: Duration::from_secs(10),
+            write_timeout: Duration::from_secs(30),
+            gate: None,
+            refuse: crate::api::refuse,
+        };
+        let (door, connections) = (Arc::new(door), TaskTracker::new());
+        let conversation = Conversation { router: Router::new(), door, connections, excess: false };
+        let traffic = Arc::new(Traffic::default());
+        let mut look = Look::new(&conversation, &traffic);
+        drop(traffic.take());
+        traffic.went(&Poll::Pending, 100);
+        traffic.came();
+        for _ in 0..6 {
+            assert!(look.look().is_none());
+            tokio::time::advance(Duration::from_secs(5)).await;
+        }
+        assert!(matches!(look.look(), Some(Over::Unread)));
+
+        let mut look = Look::new(&conversation, &traffic);
+        traffic.went(&Poll::Ready(Ok(100)), 100);
+        traffic.came();
+        // The first sees the request before.
+        for _ in 0..4 {
+            assert!(look.look().is_none());
+            tokio::time::advance(Duration::from_secs(4)).await;
+        }
+        assert!(matches!(look.look(), Some(Over::HeadTooSlow)));
+    }
 }

@@ -93,7 +93,7 @@ pub(super) async fn refuse(mut stream: TcpStream, mut answer: Response) {
     }
 }
 
-/// Closes a connection so that the last answer arrives. `is_speaking` where the peer certainly goes on.
+/// Closes a connection so that the last answer arrives. `is_speaking` where the peer may go on.
 pub(super) async fn part(mut stream: TcpStream, is_speaking: bool) {
     let mut first = [0; 1];
     let unread = stream.try_read(&mut first).is_ok_and(|count| count > 0);

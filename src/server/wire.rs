@@ -11,6 +11,7 @@ use std::{
     task::{Context, Poll},
 };
 
+use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
@@ -29,6 +30,8 @@ pub(super) struct Traffic {
     blocked: AtomicBool,
     /// How often all that was to be sent was.
     sent: AtomicU64,
+    /// Of the last request's body some may be on its way that nobody waits for.
+    unread: AtomicBool,
 }
 
 impl Traffic {
@@ -36,7 +39,13 @@ impl Traffic {
     pub(super) fn take(self: &Arc<Self>) -> Owed {
         self.taken.fetch_add(1, Ordering::Relaxed);
         self.begun.store(false, Ordering::Relaxed);
+        self.unread.store(false, Ordering::Relaxed);
         Owed(self.clone())
+    }
+
+    /// The body of that request.
+    pub(super) fn body(self: &Arc<Self>, incoming: Incoming) -> Rest {
+        Rest { incoming, is_over: false, traffic: self.clone() }
     }
 
     pub(super) fn taken(&self) -> u64 {
@@ -60,6 +69,32 @@ impl Traffic {
     pub(super) fn sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
     }
+
+    /// Whether the last request was answered before its body was read to the end.
+    pub(super) fn left_unread(&self) -> bool {
+        self.unread.load(Ordering::Relaxed)
+    }
+
+    /// Something was read.
+    pub(super) fn came(&self) {
+        self.begun.store(true, Ordering::Relaxed);
+    }
+
+    /// So much of what was `wanted` was written.
+    pub(super) fn went(&self, written: &Poll<io::Result<usize>>, wanted: usize) {
+        match written {
+            Poll::Pending => self.blocked.store(true, Ordering::Relaxed),
+            Poll::Ready(Ok(count)) => {
+                self.blocked.store(false, Ordering::Relaxed);
+                // A body that came late belonged to what is answered here.
+                self.begun.store(false, Ordering::Relaxed);
+                if *count == wanted {
+                    self.sent.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            Poll::Ready(Err(_)) => {}
+        }
+    }
 }
 
 /// Counts an answer also when the request was given up.
@@ -68,6 +103,43 @@ pub(super) struct Owed(Arc<Traffic>);
 impl Drop for Owed {
     fn drop(&mut self) {
         self.0.answered.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// The body of a request: notes when it is given up before its end.
+pub(super) struct Rest {
+    incoming: Incoming,
+    is_over: bool,
+    traffic: Arc<Traffic>,
+}
+
+impl Body for Rest {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<hyper::Result<Frame<Bytes>>>> {
+        let frame = Pin::new(&mut self.incoming).poll_frame(context);
+        self.is_over |= matches!(frame, Poll::Ready(None));
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.incoming.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.incoming.size_hint()
+    }
+}
+
+impl Drop for Rest {
+    fn drop(&mut self) {
+        if !self.is_over && !self.incoming.is_end_stream() {
+            self.traffic.unread.store(true, Ordering::Relaxed);
+        }
     }
 }
 
@@ -96,22 +168,6 @@ impl Wire {
         self.caught = own_refusal(bytes);
         if self.caught.is_some() { Err(io::ErrorKind::Other.into()) } else { Ok(()) }
     }
-
-    fn note(&self, written: &Poll<io::Result<usize>>, wanted: usize) {
-        let traffic = &self.traffic;
-        match written {
-            Poll::Pending => traffic.blocked.store(true, Ordering::Relaxed),
-            Poll::Ready(Ok(count)) => {
-                traffic.blocked.store(false, Ordering::Relaxed);
-                // A body that came late belonged to what is answered here.
-                traffic.begun.store(false, Ordering::Relaxed);
-                if *count == wanted {
-                    traffic.sent.fetch_add(1, Ordering::Relaxed);
-                }
-            }
-            Poll::Ready(Err(_)) => {}
-        }
-    }
 }
 
 /// What hyper refuses with these bytes, if it is that.
@@ -136,7 +192,7 @@ impl AsyncRead for Wire {
         let before = buffer.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(context, buffer);
         if buffer.filled().len() > before {
-            self.traffic.begun.store(true, Ordering::Relaxed);
+            self.traffic.came();
         }
         read
     }
@@ -150,7 +206,7 @@ impl AsyncWrite for Wire {
     ) -> Poll<io::Result<usize>> {
         self.may_go(bytes)?;
         let written = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.note(&written, bytes.len());
+        self.traffic.went(&written, bytes.len());
         written
     }
 
@@ -161,7 +217,7 @@ impl AsyncWrite for Wire {
     ) -> Poll<io::Result<usize>> {
         self.may_go(pieces.first().map_or(&[], |piece| piece))?;
         let written = Pin::new(&mut self.stream).poll_write_vectored(context, pieces);
-        self.note(&written, pieces.iter().map(|piece| piece.len()).sum());
+        self.traffic.went(&written, pieces.iter().map(|piece| piece.len()).sum());
         written
     }
 

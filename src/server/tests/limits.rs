@@ -148,6 +148,39 @@ async fn an_answer_given_before_the_body_was_sent_arrives() {
 }
 
 #[tokio::test]
+async fn an_answer_given_before_the_body_came_is_not_lost_to_the_body_that_comes_after_all() {
+    let gate = Arc::new(Gate::new(Duration::from_millis(20)));
+    let patient = Running::start(LONG).await;
+    let busy = Running::behind(Door { gate: Some(gate.clone()), ..door() }, LONG).await;
+    let full = Running::behind(Door { connections: 0, ..door() }, LONG).await;
+    for _ in 0..1_000 {
+        gate.observe(Duration::from_secs(1), Duration::from_millis(20));
+    }
+    // After one that is let in, the next is refused.
+    while !gate.admits() {}
+    for (running, path, status) in [
+        (&patient, "/deaf", 413),
+        (&patient, "/slow", 405),
+        (&patient, "/no/where", 404),
+        (&busy, "/quick", 503),
+        (&full, "/quick", 503),
+    ] {
+        for length in ["content-length: 60000", "transfer-encoding: chunked"] {
+            let mut stream = running.connect().await;
+            send(&mut stream, &format!("POST {path} HTTP/1.1\r\nhost: test\r\n{length}\r\n\r\n")).await;
+            // With nothing left to read, what it sends arrives where the connection ends.
+            let answer = read_all(&mut stream).await;
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{path}: {answer}");
+            // Nobody resets it: the second piece would fail.
+            for _ in 0..6 {
+                send(&mut stream, &"b".repeat(10_000)).await;
+            }
+            while !gate.admits() {}
+        }
+    }
+}
+
+#[tokio::test]
 async fn one_connection_too_many_is_told_so_and_probes_are_answered() {
     let running = Running::behind(Door { connections: 2, ..door() }, LONG).await;
     let mut kept = Vec::new();
