@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::{
     audience::Body,
     bench::Bench,
-    figures::{median_of, ratio},
+    figures::{doubt, median_of, ratio},
     report::{
         Bound::{AtLeast, AtMost},
         Figure,
@@ -34,10 +34,11 @@ pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
         bench.route(what, Some(ratio), rounds[0].clone());
         bench.route("its empty handler", None, rounds[1].clone());
         let figure = Figure::new(format!("{what} ÷ empty handler"), ratio, "").must(AtLeast(must));
+        let figure = figure.doubted(doubt(&[&rounds[0], &rounds[1]]));
         bench.figure(Figure { aim: aim.map(AtLeast), ..figure });
         if let Some(bound) = redis_must {
             let figure = Figure::new("its Redis time", redis, "µs a play").must(AtMost(bound));
-            bench.figure(figure.aim(AtMost(8.0)));
+            bench.figure(figure.aim(AtMost(8.0)).doubted(doubt(&[&rounds[0]])));
         }
         world.stop().await?;
     }
