@@ -29,6 +29,9 @@ pub(crate) const PARTITIONS: u32 = 16;
 const WITHOUT_LOG: &[&str] = &["--appendonly", "no"];
 const WITH_LOG: &[&str] = &["--appendonly", "yes", "--appendfsync", "everysec"];
 
+/// A histogram of 20 kB for each command that was called would be weighed as if it were of viewers.
+const WITHOUT_HISTOGRAMS: &[&str] = &["--latency-tracking", "no"];
+
 /// A Redis with its process id.
 pub(crate) struct Redis {
     own: OwnRedis,
@@ -37,8 +40,18 @@ pub(crate) struct Redis {
 
 impl Redis {
     pub(crate) async fn start(bench: &Bench) -> anyhow::Result<Self> {
+        Self::start_with(bench, &[]).await
+    }
+
+    /// One whose memory is weighed.
+    pub(crate) async fn to_weigh(bench: &Bench) -> anyhow::Result<Self> {
+        Self::start_with(bench, WITHOUT_HISTOGRAMS).await
+    }
+
+    async fn start_with(bench: &Bench, settings: &[&str]) -> anyhow::Result<Self> {
+        let log = if bench.options.aof { WITH_LOG } else { WITHOUT_LOG };
         // On a port: that is how services reach one, and it costs more than a socket in a folder.
-        let own = OwnRedis::start_primary(if bench.options.aof { WITH_LOG } else { WITHOUT_LOG }).await;
+        let own = OwnRedis::start_primary(&[log, settings].concat()).await;
         let mut redis = Self { own, id: 0 };
         redis.id = redis.info("server", "process_id").await?;
         Ok(redis)
@@ -204,6 +217,11 @@ impl World {
     /// With settings beyond the defaults, named as in the environment without `HEADCOUNT_`.
     pub(crate) async fn start(bench: &Bench, settings: &[(&str, &str)]) -> anyhow::Result<Self> {
         Self::with(bench, Redis::start(bench).await?, settings).await
+    }
+
+    /// The same, with a Redis whose memory is weighed.
+    pub(crate) async fn to_weigh(bench: &Bench, settings: &[(&str, &str)]) -> anyhow::Result<Self> {
+        Self::with(bench, Redis::to_weigh(bench).await?, settings).await
     }
 
     /// With this Redis, and a Postgres that is empty.
