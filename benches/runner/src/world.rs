@@ -32,6 +32,10 @@ const WITH_LOG: &[&str] = &["--appendonly", "yes", "--appendfsync", "everysec"];
 /// A histogram of 20 kB for each command that was called would be weighed as if it were of viewers.
 const WITHOUT_HISTOGRAMS: &[&str] = &["--latency-tracking", "no"];
 
+/// For lines that wrk keeps at their limit: the service answers whatever comes, however long that waits, as
+/// what is beside it does. Refused ones would be left out, and the comparison with them. The longest allowed.
+pub(crate) const AT_ITS_LIMIT: (&str, &str) = ("SERVER__MAX_DELAY", "10s");
+
 /// A Redis with its process id.
 pub(crate) struct Redis {
     own: OwnRedis,

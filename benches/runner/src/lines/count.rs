@@ -5,14 +5,14 @@ use crate::{
     bench::Bench,
     figures::{doubt, ratio},
     report::{Bound::AtLeast, Figure},
-    world::World,
+    world::{AT_ITS_LIMIT, World},
     wrk::{Load, alternate},
 };
 
 const LIST: usize = 100;
 
 pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
-    let world = World::watched(bench, &[]).await?;
+    let world = World::watched(bench, &[AT_ITS_LIMIT]).await?;
     let redis = Some(&world.redis);
     let one =
         Load::new(&world.service, redis, bench.requests(Body::None)?, "GET", "/api/video/%s/online-count");

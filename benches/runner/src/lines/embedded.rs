@@ -5,12 +5,12 @@ use crate::{
     bench::Bench,
     figures::{doubt, ratio},
     report::{Bound::AtLeast, Figure},
-    world::embedded,
+    world::{AT_ITS_LIMIT, embedded},
     wrk::{Load, alternate},
 };
 
 pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
-    let service = embedded(bench, &[]).await?;
+    let service = embedded(bench, &[AT_ITS_LIMIT]).await?;
     for (what, body, route, must) in
         [("heartbeat", Body::Viewer, "heartbeat", 0.90), ("play, on disk,", Body::NewPlay, "play", 0.5)]
     {

@@ -8,7 +8,7 @@ use crate::{
         Bound::{AtLeast, AtMost},
         Figure,
     },
-    world::World,
+    world::{AT_ITS_LIMIT, World},
     wrk::{Load, SETTLE, alternate},
 };
 
@@ -16,7 +16,7 @@ const BEAT: &str = "/api/video/%s/heartbeat";
 const EMPTY: &str = "/api/video/%s/noop/heartbeat";
 
 pub(super) async fn received(bench: &Bench) -> anyhow::Result<()> {
-    let world = World::watched(bench, &[]).await?;
+    let world = World::watched(bench, &[AT_ITS_LIMIT]).await?;
     let requests = bench.requests(Body::Viewer)?;
     let (mut redis_micros, mut all_beats) = (Vec::new(), Vec::new());
     for connections in [64, 256] {
@@ -42,7 +42,7 @@ pub(super) async fn received(bench: &Bench) -> anyhow::Result<()> {
 
 #[expect(clippy::cast_precision_loss, reason = "microseconds of a round")]
 pub(super) async fn stored(bench: &Bench) -> anyhow::Result<()> {
-    let world = World::watched(bench, &[("PRESENCE__ACK", "stored")]).await?;
+    let world = World::watched(bench, &[AT_ITS_LIMIT, ("PRESENCE__ACK", "stored")]).await?;
     let beat = Load::new(&world.service, Some(&world.redis), bench.requests(Body::Viewer)?, "POST", BEAT);
     let beat = beat.connections(256);
     let empty = Load { path: EMPTY.to_owned(), ..beat.clone() };

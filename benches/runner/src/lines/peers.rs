@@ -9,12 +9,12 @@ use crate::{
     bench::Bench,
     figures::{doubt, ratio},
     report::{Bound::AtLeast, Figure},
-    world::{Redis, Service, World},
+    world::{AT_ITS_LIMIT, Redis, Service, World},
     wrk::{Load, SETTLE, alternate},
 };
 
 pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
-    let world = World::watched(bench, &[]).await?;
+    let world = World::watched(bench, &[AT_ITS_LIMIT]).await?;
     let (axum_redis, node_redis) = (Redis::start(bench).await?, Redis::start(bench).await?);
     let axum = Service::peer(bench, "axum-pool", Command::new(&bench.options.axum_peer), &axum_redis).await?;
     let mut command = Command::new("node");

@@ -10,7 +10,7 @@ use crate::{
         Bound::{AtLeast, AtMost},
         Figure,
     },
-    world::World,
+    world::{AT_ITS_LIMIT, World},
     wrk::{Load, alternate},
 };
 
@@ -25,7 +25,7 @@ pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
     ];
     for (what, body, must, aim, redis_must) in kinds {
         // The keys of one kind shouldn't weigh on the next.
-        let world = World::start(bench, &[]).await?;
+        let world = World::start(bench, &[AT_ITS_LIMIT]).await?;
         let play = Load::new(&world.service, Some(&world.redis), bench.requests(body)?, "POST", PLAY);
         let empty = Load { path: EMPTY.to_owned(), settle: Duration::ZERO, ..play.clone() };
         let rounds = alternate(bench, &[&play, &empty]).await?;

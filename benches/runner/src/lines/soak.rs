@@ -8,12 +8,12 @@ use crate::{
     figures::{bad_share, digits, doubt, median},
     process::resident,
     report::{Bound::AtMost, Figure},
-    world::World,
+    world::{AT_ITS_LIMIT, World},
     wrk::{Load, round},
 };
 
 pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
-    let world = World::watched(bench, &[]).await?;
+    let world = World::watched(bench, &[AT_ITS_LIMIT]).await?;
     let service = &world.service;
     let load = |body, method, path| anyhow::Ok(Load::new(service, None, bench.requests(body)?, method, path));
     let loads = [
