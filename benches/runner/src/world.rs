@@ -229,11 +229,12 @@ impl World {
     }
 
     /// With this Redis, and a Postgres that is empty.
-    pub(crate) async fn with(bench: &Bench, redis: Redis, settings: &[(&str, &str)]) -> anyhow::Result<Self> {
+    async fn with(bench: &Bench, redis: Redis, settings: &[(&str, &str)]) -> anyhow::Result<Self> {
         Self::over(bench, redis, OwnPostgres::start().await, settings).await
     }
 
-    async fn over(
+    /// With these.
+    pub(crate) async fn over(
         bench: &Bench,
         redis: Redis,
         postgres: OwnPostgres,
