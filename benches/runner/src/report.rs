@@ -73,6 +73,11 @@ impl Figure {
         self
     }
 
+    /// Whether it isn't what it has to be.
+    pub(crate) fn is_missed(&self) -> bool {
+        self.must.is_some_and(|bound| !bound.holds(self.value))
+    }
+
     fn verdict(&self) -> String {
         if let Some(doubt) = &self.doubt {
             return format!("no verdict: {doubt}");

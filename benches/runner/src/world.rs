@@ -240,13 +240,7 @@ impl World {
         postgres: OwnPostgres,
         settings: &[(&str, &str)],
     ) -> anyhow::Result<Self> {
-        let mut all = vec![
-            ("HEADCOUNT_BACKEND".to_owned(), "redis".to_owned()),
-            ("HEADCOUNT_REDIS__URL".to_owned(), redis.url()),
-            ("HEADCOUNT_POSTGRES__URL".to_owned(), postgres.url()),
-        ];
-        all.extend(named(settings));
-        let service = Service::headcount(bench, &all).await?;
+        let service = Service::headcount(bench, &settings_of(&redis, &postgres, settings)).await?;
         Ok(Self { service, redis, postgres })
     }
 
@@ -263,6 +257,11 @@ impl World {
         service.kill().await?;
         redis.has_been_here_for(AN_HOUR).await?;
         Self::over(bench, redis, postgres, settings).await
+    }
+
+    /// Another instance beside the service: it has noted nothing of what that one did.
+    pub(crate) async fn another(&self, bench: &Bench, settings: &[(&str, &str)]) -> anyhow::Result<Service> {
+        Service::headcount(bench, &settings_of(&self.redis, &self.postgres, settings)).await
     }
 
     /// Kills the service as a crash does; what it left in Redis stays.
@@ -290,6 +289,16 @@ pub(crate) async fn embedded(bench: &Bench, settings: &[(&str, &str)]) -> anyhow
     ];
     all.extend(named(settings));
     Service::headcount(bench, &all).await
+}
+
+fn settings_of(redis: &Redis, postgres: &OwnPostgres, settings: &[(&str, &str)]) -> Vec<(String, String)> {
+    let mut all = vec![
+        ("HEADCOUNT_BACKEND".to_owned(), "redis".to_owned()),
+        ("HEADCOUNT_REDIS__URL".to_owned(), redis.url()),
+        ("HEADCOUNT_POSTGRES__URL".to_owned(), postgres.url()),
+    ];
+    all.extend(named(settings));
+    all
 }
 
 fn named(settings: &[(&str, &str)]) -> impl Iterator<Item = (String, String)> {

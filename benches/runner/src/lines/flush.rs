@@ -98,7 +98,7 @@ async fn flush(bench: &Bench, videos: u32, min_age: &str) -> anyhow::Result<Flus
     let left = until(&mut connection, |left| left < all / 50 + u64::from(TRAFFIC_VIDEOS)).await?;
     let seconds = began.elapsed().as_secs_f64();
     let meanwhile = (meanwhile, traffic.now());
-    let sent = traffic.end().await;
+    let sent = traffic.end().await.sent;
     world.kill_service().await?;
 
     let p = |(from, to): (f64, f64), share| {
