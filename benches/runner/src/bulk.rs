@@ -1,12 +1,15 @@
 //! Many beats and plays at once, to bring a service into a state that is then measured.
 
-use std::{fmt::Write as _, net::SocketAddr, time::Duration};
+use std::{fmt::Write as _, net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use serde::Deserialize;
 use tokio::task::JoinSet;
 
-use crate::http::{Connection, post};
+use crate::{
+    audience::video,
+    http::{Connection, post},
+};
 
 /// As many as a gateway may send in one request.
 const BEATS_AT_ONCE: usize = 1_000;
@@ -23,6 +26,11 @@ const PAUSE: Duration = Duration::from_millis(50);
 #[derive(Deserialize)]
 struct Taken {
     accepted: usize,
+}
+
+#[derive(Deserialize)]
+struct Played {
+    counted: bool,
 }
 
 /// Sends beats of (video, viewer), as gateways do, until all are taken.
@@ -64,26 +72,41 @@ pub(crate) async fn beat(
 
 /// Plays each of so many videos once.
 pub(crate) async fn play_each(address: SocketAddr, videos: u32, run: u32) -> anyhow::Result<()> {
+    let ids = (0..usize::try_from(videos)?).map(|number| (video(number), format!("{run}-{number}")));
+    play(address, ids.collect()).await?;
+    Ok(())
+}
+
+/// Sends plays of (video, `playId`) until all are taken; how many of them were new to the service.
+pub(crate) async fn play(address: SocketAddr, plays: Vec<(String, String)>) -> anyhow::Result<usize> {
+    let plays = Arc::new(plays);
     let mut connections = JoinSet::new();
     for first in 0..CONNECTIONS {
+        let plays = Arc::clone(&plays);
         connections.spawn(async move {
             let mut connection = Connection::open(address).await?;
-            for number in (first..usize::try_from(videos)?).step_by(CONNECTIONS) {
-                let video = crate::audience::video(number);
+            let mut new = 0;
+            for (video, play) in plays.iter().skip(first).step_by(CONNECTIONS) {
                 let request =
-                    post(&format!("/api/video/{video}/play"), &format!("{{\"playId\":\"{run}-{number}\"}}"));
+                    post(&format!("/api/video/{video}/play"), &format!("{{\"playId\":\"{play}\"}}"));
                 let mut tries = 0;
-                while connection.exchange(&request).await?.status != 200 {
+                loop {
+                    let answer = connection.exchange(&request).await?;
+                    if answer.status == 200 {
+                        new += usize::from(serde_json::from_slice::<Played>(answer.body)?.counted);
+                        break;
+                    }
                     tries += 1;
                     ensure!(tries < TRIES, "a play isn't taken");
                     tokio::time::sleep(PAUSE).await;
                 }
             }
-            anyhow::Ok(())
+            anyhow::Ok(new)
         });
     }
+    let mut new = 0;
     while let Some(ended) = connections.join_next().await {
-        ended.context("a task panicked")??;
+        new += ended.context("a task panicked")??;
     }
-    Ok(())
+    Ok(new)
 }

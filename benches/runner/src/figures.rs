@@ -24,6 +24,28 @@ pub(crate) fn ratio(rounds: &[Round], beside: &[Round]) -> f64 {
     median(pairs.map(|(ours, theirs)| ours.requests_per_second / theirs.requests_per_second))
 }
 
+/// More of all requests than this not served, and a figure says little about those that were.
+const FEW: f64 = 0.001;
+
+/// Of all requests of some rounds, the share that was refused, failed or came late.
+#[expect(clippy::cast_precision_loss, reason = "nobody sends 2^52 requests")]
+pub(crate) fn bad_share(rounds: &[Round]) -> f64 {
+    let bad: u64 = rounds.iter().map(|round| round.said.bad()).sum();
+    let all: u64 = rounds.iter().map(|round| round.said.requests + round.said.failed).sum();
+    bad as f64 / all as f64
+}
+
+/// What speaks against a figure of these rounds.
+pub(crate) fn doubt(of: &[&[Round]]) -> Option<String> {
+    let worst = of.iter().map(|rounds| bad_share(rounds)).fold(0.0, f64::max);
+    doubt_of_share(worst)
+}
+
+/// The same where so large a share wasn't served.
+pub(crate) fn doubt_of_share(share: f64) -> Option<String> {
+    (share > FEW).then(|| format!("{} % refused or failed", digits(share * 100.0)))
+}
+
 /// A percentile of values that are in no order; the largest for 1.
 #[expect(
     clippy::cast_precision_loss,

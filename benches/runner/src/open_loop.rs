@@ -1,7 +1,7 @@
 //! Requests at a given rate, whether or not the server keeps up: as an audience sends them.
 //!
 //! Latencies count from when a request should have been sent. One that had to wait for a free connection
-//! waited for the server as well.
+//! waited for the server as well, and one that never got an answer is among them with the status 0.
 
 use std::{
     cell::{Cell, RefCell},
@@ -20,6 +20,9 @@ use crate::http::Connection;
 /// How long answers are waited for when the time is over.
 const GRACE: Duration = Duration::from_secs(5);
 
+/// The status of a request without an answer.
+pub(crate) const UNANSWERED: u16 = 0;
+
 /// What to send.
 pub(crate) struct Traffic {
     pub(crate) server: SocketAddr,
@@ -34,15 +37,29 @@ pub(crate) struct Traffic {
 /// One request, times in milliseconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sent {
+    /// It was the n-th.
+    pub(crate) number: u64,
     /// When it should have been sent, from the beginning.
     pub(crate) due: f64,
     /// How much later it was.
     pub(crate) lag: f64,
     /// From when it should have been sent until it was answered.
     pub(crate) latency: f64,
-    /// 0 where there was no answer.
+    /// [`UNANSWERED`] where there was no answer.
     pub(crate) status: u16,
     pub(crate) has_retry_after: bool,
+}
+
+/// What came of it.
+pub(crate) struct Ended {
+    /// Every request that was due until the end, whatever became of it.
+    pub(crate) sent: Vec<Sent>,
+    /// Of these, so many were still open when nobody waited for them any more.
+    pub(crate) open: usize,
+    /// And so many found no free connection until then.
+    pub(crate) never_begun: usize,
+    /// Requests a second that were really sent before the end.
+    pub(crate) asked: f64,
 }
 
 struct Shared {
@@ -51,6 +68,29 @@ struct Shared {
     next: Cell<u64>,
     until: Cell<Option<Instant>>,
     sent: RefCell<Vec<Sent>>,
+    /// What each connection is at, and when that was sent.
+    open: RefCell<Vec<Option<(u64, Instant)>>>,
+}
+
+impl Shared {
+    #[expect(clippy::cast_precision_loss, reason = "nobody sends 2^52 requests")]
+    fn due(&self, number: u64) -> Instant {
+        self.began + Duration::from_secs_f64(number as f64 / self.traffic.rate)
+    }
+
+    /// One that ended now, or is given up.
+    fn sent(&self, number: u64, sent_at: Instant, status: u16, has_retry_after: bool) -> Sent {
+        let millis = |time: Duration| time.as_secs_f64() * 1e3;
+        let due = self.due(number);
+        Sent {
+            number,
+            due: millis(due - self.began),
+            lag: millis(sent_at - due),
+            latency: millis(due.elapsed()),
+            status,
+            has_retry_after,
+        }
+    }
 }
 
 /// Traffic under way.
@@ -68,16 +108,17 @@ impl Traffic {
             next: Cell::new(0),
             until: Cell::new(None),
             sent: RefCell::default(),
+            open: RefCell::new(vec![None; connections]),
         });
         let mut tasks = JoinSet::new();
-        for _ in 0..connections {
-            tasks.spawn_local(send(Rc::clone(&shared)));
+        for connection in 0..connections {
+            tasks.spawn_local(send(Rc::clone(&shared), connection));
         }
         Running { shared, tasks }
     }
 
     /// Sends for so long; what came of it.
-    pub(crate) async fn run(self, length: Duration) -> Vec<Sent> {
+    pub(crate) async fn run(self, length: Duration) -> Ended {
         let running = self.start();
         tokio::time::sleep(length).await;
         running.end().await
@@ -90,38 +131,46 @@ impl Running {
         self.shared.began.elapsed().as_secs_f64() * 1e3
     }
 
-    /// Sends no more, and waits for answers.
-    pub(crate) async fn end(mut self) -> Vec<Sent> {
+    /// Sends no more than what is due by now, and waits for answers.
+    pub(crate) async fn end(mut self) -> Ended {
         let now = Instant::now();
-        self.shared.until.set(Some(now));
+        let shared = &self.shared;
+        shared.until.set(Some(now));
         while let Ok(Some(_)) = timeout_at(now + GRACE, self.tasks.join_next()).await {}
         self.tasks.shutdown().await;
-        self.shared.sent.take()
+
+        let mut sent = shared.sent.take();
+        let ended = sent.len();
+        let hanging = shared.open.take().into_iter().flatten();
+        sent.extend(hanging.map(|(number, sent_at)| shared.sent(number, sent_at, UNANSWERED, false)));
+        let open = sent.len() - ended;
+        let length = now.saturating_duration_since(shared.began).as_secs_f64();
+        let in_time = sent.iter().filter(|sent| sent.due + sent.lag < length * 1e3).count();
+        // Connections take requests in turn: what nobody took are the last ones.
+        let left = (shared.next.get()..).take_while(|number| shared.due(*number) < now);
+        let before = sent.len();
+        sent.extend(left.map(|number| shared.sent(number, Instant::now(), UNANSWERED, false)));
+        #[expect(clippy::cast_precision_loss, reason = "nobody sends 2^52 requests")]
+        let asked = in_time as f64 / length;
+        Ended { never_begun: sent.len() - before, sent, open, asked }
     }
 }
 
-async fn send(shared: Rc<Shared>) {
+async fn send(shared: Rc<Shared>, place: usize) {
     let mut connection = None;
     loop {
         let number = shared.next.get();
         shared.next.set(number + 1);
-        #[expect(clippy::cast_precision_loss, reason = "nobody sends 2^52 requests")]
-        let due = shared.began + Duration::from_secs_f64(number as f64 / shared.traffic.rate);
+        let due = shared.due(number);
         sleep_until(due).await;
         if shared.until.get().is_some_and(|until| due >= until) {
             return;
         }
-        let lag = due.elapsed();
+        let sent_at = Instant::now();
+        shared.open.borrow_mut()[place] = Some((number, sent_at));
         let (status, has_retry_after) = exchange(&shared.traffic, &mut connection, number).await;
-        let millis = |time: Duration| time.as_secs_f64() * 1e3;
-        let sent = Sent {
-            due: millis(due - shared.began),
-            lag: millis(lag),
-            latency: millis(due.elapsed()),
-            status,
-            has_retry_after,
-        };
-        shared.sent.borrow_mut().push(sent);
+        shared.open.borrow_mut()[place] = None;
+        shared.sent.borrow_mut().push(shared.sent(number, sent_at, status, has_retry_after));
     }
 }
 
@@ -131,10 +180,10 @@ async fn exchange(traffic: &Traffic, kept: &mut Option<Connection>, number: u64)
         Some(connection) => connection,
         None => match Connection::open(traffic.server).await {
             Ok(connection) => connection,
-            Err(_) => return (0, false),
+            Err(_) => return (UNANSWERED, false),
         },
     };
-    let Ok(answer) = connection.exchange(&request).await else { return (0, false) };
+    let Ok(answer) = connection.exchange(&request).await else { return (UNANSWERED, false) };
     let (said, is_last) = ((answer.status, answer.has_retry_after), answer.is_last);
     if !is_last {
         *kept = Some(connection);

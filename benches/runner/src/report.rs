@@ -48,11 +48,13 @@ pub(crate) struct Figure {
     pub(crate) unit: &'static str,
     pub(crate) must: Option<Bound>,
     pub(crate) aim: Option<Bound>,
+    /// Why it says too little for a verdict.
+    pub(crate) doubt: Option<String>,
 }
 
 impl Figure {
     pub(crate) fn new(what: impl Into<String>, value: f64, unit: &'static str) -> Self {
-        Self { what: what.into(), value, unit, must: None, aim: None }
+        Self { what: what.into(), value, unit, must: None, aim: None, doubt: None }
     }
 
     pub(crate) fn must(mut self, bound: Bound) -> Self {
@@ -65,15 +67,30 @@ impl Figure {
         self
     }
 
-    fn verdict(&self) -> &'static str {
+    /// Without a verdict, where there is a reason.
+    pub(crate) fn doubted(mut self, doubt: Option<String>) -> Self {
+        self.doubt = doubt;
+        self
+    }
+
+    /// Whether it isn't what it has to be.
+    pub(crate) fn is_missed(&self) -> bool {
+        self.must.is_some_and(|bound| !bound.holds(self.value))
+    }
+
+    fn verdict(&self) -> String {
+        if let Some(doubt) = &self.doubt {
+            return format!("no verdict: {doubt}");
+        }
         let holds = |bound: Option<Bound>| bound.map(|bound| bound.holds(self.value));
-        match (holds(self.must), holds(self.aim)) {
+        let verdict = match (holds(self.must), holds(self.aim)) {
             (Some(false), _) => "**missed**",
             (_, Some(true)) => "aim",
             (Some(true), _) => "met",
             (None, Some(false)) => "below the aim",
             (None, None) => "",
-        }
+        };
+        verdict.to_owned()
     }
 }
 
@@ -164,7 +181,7 @@ impl Report {
 
 fn written_figure(figure: &Figure) -> String {
     let bound = |bound: Option<Bound>| bound.map(Bound::written).unwrap_or_default();
-    let Figure { what, value, unit, must, aim } = figure;
+    let Figure { what, value, unit, must, aim, .. } = figure;
     let unit = if unit.is_empty() { String::new() } else { format!(" {unit}") };
     format!(
         "| {what} | {}{unit} | {} | {} | {} |",
@@ -181,7 +198,7 @@ fn written_route(route: &Route) -> String {
     let ratio = ratio.map(digits).unwrap_or_default();
     let redis = rounds.first().and_then(|round| round.redis_micros);
     let redis = redis.map(|_| digits(median_of(rounds, |round| round.redis_micros.unwrap_or_default())));
-    let bad: u64 = rounds.iter().map(|round| round.said.refused + round.said.failed + round.said.late).sum();
+    let bad: u64 = rounds.iter().map(|round| round.said.bad()).sum();
     let bad = if bad == 0 { String::new() } else { format!(" (**{} failed**)", digits(bad as f64)) };
     format!(
         "| {what}{bad} | {ratio} | {} | {} | {} | {} | {} |",

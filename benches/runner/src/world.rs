@@ -29,6 +29,13 @@ pub(crate) const PARTITIONS: u32 = 16;
 const WITHOUT_LOG: &[&str] = &["--appendonly", "no"];
 const WITH_LOG: &[&str] = &["--appendonly", "yes", "--appendfsync", "everysec"];
 
+/// A histogram of 20 kB for each command that was called would be weighed as if it were of viewers.
+const WITHOUT_HISTOGRAMS: &[&str] = &["--latency-tracking", "no"];
+
+/// For lines that wrk keeps at their limit: the service answers whatever comes, however long that waits, as
+/// what is beside it does. Refused ones would be left out, and the comparison with them. The longest allowed.
+pub(crate) const AT_ITS_LIMIT: (&str, &str) = ("SERVER__MAX_DELAY", "10s");
+
 /// A Redis with its process id.
 pub(crate) struct Redis {
     own: OwnRedis,
@@ -37,8 +44,18 @@ pub(crate) struct Redis {
 
 impl Redis {
     pub(crate) async fn start(bench: &Bench) -> anyhow::Result<Self> {
+        Self::start_with(bench, &[]).await
+    }
+
+    /// One whose memory is weighed.
+    pub(crate) async fn to_weigh(bench: &Bench) -> anyhow::Result<Self> {
+        Self::start_with(bench, WITHOUT_HISTOGRAMS).await
+    }
+
+    async fn start_with(bench: &Bench, settings: &[&str]) -> anyhow::Result<Self> {
+        let log = if bench.options.aof { WITH_LOG } else { WITHOUT_LOG };
         // On a port: that is how services reach one, and it costs more than a socket in a folder.
-        let own = OwnRedis::start_primary(if bench.options.aof { WITH_LOG } else { WITHOUT_LOG }).await;
+        let own = OwnRedis::start_primary(&[log, settings].concat()).await;
         let mut redis = Self { own, id: 0 };
         redis.id = redis.info("server", "process_id").await?;
         Ok(redis)
@@ -206,24 +223,24 @@ impl World {
         Self::with(bench, Redis::start(bench).await?, settings).await
     }
 
+    /// The same, with a Redis whose memory is weighed.
+    pub(crate) async fn to_weigh(bench: &Bench, settings: &[(&str, &str)]) -> anyhow::Result<Self> {
+        Self::with(bench, Redis::to_weigh(bench).await?, settings).await
+    }
+
     /// With this Redis, and a Postgres that is empty.
-    pub(crate) async fn with(bench: &Bench, redis: Redis, settings: &[(&str, &str)]) -> anyhow::Result<Self> {
+    async fn with(bench: &Bench, redis: Redis, settings: &[(&str, &str)]) -> anyhow::Result<Self> {
         Self::over(bench, redis, OwnPostgres::start().await, settings).await
     }
 
-    async fn over(
+    /// With these.
+    pub(crate) async fn over(
         bench: &Bench,
         redis: Redis,
         postgres: OwnPostgres,
         settings: &[(&str, &str)],
     ) -> anyhow::Result<Self> {
-        let mut all = vec![
-            ("HEADCOUNT_BACKEND".to_owned(), "redis".to_owned()),
-            ("HEADCOUNT_REDIS__URL".to_owned(), redis.url()),
-            ("HEADCOUNT_POSTGRES__URL".to_owned(), postgres.url()),
-        ];
-        all.extend(named(settings));
-        let service = Service::headcount(bench, &all).await?;
+        let service = Service::headcount(bench, &settings_of(&redis, &postgres, settings)).await?;
         Ok(Self { service, redis, postgres })
     }
 
@@ -240,6 +257,11 @@ impl World {
         service.kill().await?;
         redis.has_been_here_for(AN_HOUR).await?;
         Self::over(bench, redis, postgres, settings).await
+    }
+
+    /// Another instance beside the service: it has noted nothing of what that one did.
+    pub(crate) async fn another(&self, bench: &Bench, settings: &[(&str, &str)]) -> anyhow::Result<Service> {
+        Service::headcount(bench, &settings_of(&self.redis, &self.postgres, settings)).await
     }
 
     /// Kills the service as a crash does; what it left in Redis stays.
@@ -267,6 +289,16 @@ pub(crate) async fn embedded(bench: &Bench, settings: &[(&str, &str)]) -> anyhow
     ];
     all.extend(named(settings));
     Service::headcount(bench, &all).await
+}
+
+fn settings_of(redis: &Redis, postgres: &OwnPostgres, settings: &[(&str, &str)]) -> Vec<(String, String)> {
+    let mut all = vec![
+        ("HEADCOUNT_BACKEND".to_owned(), "redis".to_owned()),
+        ("HEADCOUNT_REDIS__URL".to_owned(), redis.url()),
+        ("HEADCOUNT_POSTGRES__URL".to_owned(), postgres.url()),
+    ];
+    all.extend(named(settings));
+    all
 }
 
 fn named(settings: &[(&str, &str)]) -> impl Iterator<Item = (String, String)> {

@@ -78,9 +78,22 @@ pub(crate) struct Said {
     pub(crate) late: u64,
 }
 
+impl Said {
+    /// Those that were served; a refusal costs next to nothing.
+    fn served(&self) -> u64 {
+        self.requests.saturating_sub(self.refused)
+    }
+
+    /// Whatever didn't go well.
+    pub(crate) fn bad(&self) -> u64 {
+        self.refused + self.failed + self.late
+    }
+}
+
 /// One round.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Round {
+    /// Without those that were refused, as in all quotients.
     pub(crate) requests_per_second: f64,
     /// Processor time of the server, µs a request.
     pub(crate) server_micros: f64,
@@ -96,11 +109,12 @@ pub(crate) async fn round(bench: &Bench, load: &Load, length: Duration) -> anyho
     let redis = load.redis_id.map(processor_time).transpose()?;
     let said = run(bench, load, length).await?;
     tokio::time::sleep(load.settle).await;
-    let taken = |now: f64, before: f64| (now - before) * 1e6 / said.requests as f64;
+    let served = said.served() as f64;
+    let taken = |now: f64, before: f64| (now - before) * 1e6 / served;
     let server_micros = taken(processor_time(load.server_id)?, server);
     let now = load.redis_id.map(processor_time).transpose()?;
     let redis_micros = redis.zip(now).map(|(before, now)| taken(now, before));
-    let requests_per_second = said.requests as f64 * 1e6 / said.micros as f64;
+    let requests_per_second = served * 1e6 / said.micros as f64;
     Ok(Round { requests_per_second, server_micros, redis_micros, said })
 }
 
@@ -123,7 +137,7 @@ async fn run(bench: &Bench, load: &Load, length: Duration) -> anyhow::Result<Sai
     let result =
         result.with_context(|| format!("wrk failed: {text}{}", String::from_utf8_lossy(&output.stderr)))?;
     let said: Said = serde_json::from_str(result)?;
-    ensure!(said.requests > 0, "nothing was answered: {text}");
+    ensure!(said.served() > 0, "nothing was served: {text}");
     Ok(said)
 }
 

@@ -62,7 +62,7 @@ pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
 
 async fn measure(bench: &Bench, viewers: u32) -> anyhow::Result<Size> {
     let every = Duration::from_secs_f64(f64::from(viewers) / f64::from(RATE));
-    let world = World::start(bench, SETTINGS).await?;
+    let world = World::to_weigh(bench, SETTINGS).await?;
     let service = &world.service;
     let mut command = Command::new(&bench.options.headcount);
     command.args(["simulate", "--targets", &format!("http://{}", service.public), "--seed", "1"]);

@@ -35,7 +35,7 @@ pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
 /// Everybody comes while the video has its shards already.
 async fn at_once(bench: &Bench, viewers: u32) -> anyhow::Result<()> {
     let shards = (viewers / 100).next_power_of_two().to_string();
-    let world = World::start(bench, &[&SETTINGS[..], &[("PRESENCE__SHARDS", &shards)]].concat()).await?;
+    let world = World::to_weigh(bench, &[&SETTINGS[..], &[("PRESENCE__SHARDS", &shards)]].concat()).await?;
     everybody_beats(&world.service, viewers).await?;
     tokio::time::sleep(SETTLE + Duration::from_secs(2)).await;
     let bytes = bytes(world).await?.1;
@@ -47,7 +47,7 @@ async fn at_once(bench: &Bench, viewers: u32) -> anyhow::Result<()> {
 
 /// One shard at first; the audience grows tenfold between sweeps.
 async fn grown(bench: &Bench, viewers: u32) -> anyhow::Result<()> {
-    let world = World::start(bench, &SETTINGS).await?;
+    let world = World::to_weigh(bench, &SETTINGS).await?;
     let service = &world.service;
     let mut audience = 100;
     loop {
@@ -74,7 +74,7 @@ async fn grown(bench: &Bench, viewers: u32) -> anyhow::Result<()> {
 async fn cold(bench: &Bench) -> anyhow::Result<()> {
     let videos = bench.scaled(COLD_VIDEOS);
     let viewers = videos * VIEWERS_OF_A_COLD_ONE;
-    let world = World::start(bench, &SETTINGS).await?;
+    let world = World::to_weigh(bench, &SETTINGS).await?;
     let beats =
         (0..viewers).map(|number| (video(usize::try_from(number % videos).unwrap_or(0)), viewer(number)));
     bulk::beat(world.service.public, beats).await?;

@@ -1,20 +1,25 @@
 //! Twice as many requests as the machine can answer: what becomes of those that are taken, of those that
 //! aren't, and of the memory.
 
-use std::{cell::RefCell, rc::Rc, time::Duration};
+use std::{cell::RefCell, collections::HashMap, rc::Rc, time::Duration};
 
+use anyhow::ensure;
 use serde::Serialize;
 use tokio::task::JoinSet;
 
 use crate::{
     audience::{Body, Dice, video, viewer},
     bench::{Bench, WARM_UP},
+    bulk,
     figures::percentile,
     http::{self, post},
-    open_loop::{Sent, Traffic},
+    open_loop::{Ended, Sent, Traffic, UNANSWERED},
     process::resident,
-    report::{Bound::AtMost, Figure},
-    world::{Service, World},
+    report::{
+        Bound::{AtLeast, AtMost},
+        Figure,
+    },
+    world::{AT_ITS_LIMIT, Service, World},
     wrk::{Load, round},
 };
 
@@ -23,6 +28,10 @@ const CONNECTIONS: usize = 2_000;
 
 const VIDEOS: u32 = 1_000;
 
+/// Of what the machine can do: what is asked, and with how much less it wasn't overload.
+const TIMES: f64 = 2.0;
+const ENOUGH: f64 = 1.8;
+
 /// Videos in one GET.
 const AT_ONCE: usize = 100;
 
@@ -30,12 +39,16 @@ const AT_ONCE: usize = 100;
 struct Overloaded {
     can_do: f64,
     asked: f64,
-    answered: usize,
+    asked_times: f64,
+    due: usize,
     accepted: usize,
     refused: usize,
     refused_share: f64,
     without_retry_after: usize,
+    /// Those that were given up while open, or never sent, are among them.
     unanswered: usize,
+    open: usize,
+    never_begun: usize,
     others: usize,
     accepted_p50: f64,
     accepted_p99: f64,
@@ -45,7 +58,24 @@ struct Overloaded {
     memory_before: u64,
     memory_after: u64,
     memory_largest: u64,
-    lost: Option<i64>,
+    lost: Option<Lost>,
+}
+
+/// Plays that were acknowledged, and what else is known of them.
+#[derive(Debug, Serialize)]
+struct Lost {
+    acknowledged: usize,
+    /// Missing in the counts, of each video by itself: what another has too many hides nothing.
+    missing: u64,
+    /// Sent again to another instance, counted there as if they were new.
+    new_again: usize,
+}
+
+impl Lost {
+    /// A play may be among both.
+    fn at_least(&self) -> u64 {
+        self.missing.max(u64::try_from(self.new_again).unwrap_or(u64::MAX))
+    }
 }
 
 pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
@@ -53,11 +83,18 @@ pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
     for (what, body) in [("plays", Body::NewPlay), ("heartbeats", Body::Viewer)] {
         let overloaded = overload(bench, &world, body).await?;
         let share = overloaded.refused_share * 100.0;
-        let name = format!(
-            "twice the {what} ({:.0}/s asked, {share:.0} % refused): p99 of those taken",
-            overloaded.asked
-        );
-        bench.figure(Figure::new(name, overloaded.accepted_p99, "ms").must(AtMost(50.0)));
+        let times = overloaded.asked_times;
+        let name = format!("{what} really asked a second ({:.0}) ÷ what can be done", overloaded.asked);
+        bench.figure(Figure::new(name, times, "").must(AtLeast(ENOUGH)));
+        // With less, what is met says little. Nor what is missed by latencies: they count from when a request
+        // was due, and it may have been this program that was late.
+        let doubt = (times < ENOUGH).then(|| {
+            let from_send = overloaded.accepted_p99_from_send;
+            format!("only {times:.1} × asked; {from_send:.0} ms from when they were sent")
+        });
+        let name = format!("twice the {what} ({share:.0} % refused): p99 of those taken");
+        let figure = Figure::new(name, overloaded.accepted_p99, "ms").must(AtMost(50.0));
+        bench.figure(figure.doubted(doubt));
         #[expect(clippy::cast_precision_loss, reason = "counts of requests")]
         let bad = (overloaded.without_retry_after + overloaded.unanswered + overloaded.others) as f64;
         bench.figure(
@@ -65,12 +102,14 @@ pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
         );
         #[expect(clippy::cast_precision_loss, reason = "bytes of a process")]
         let grown = overloaded.memory_largest as f64 / overloaded.memory_before as f64;
-        bench.figure(Figure::new("largest memory of the service ÷ before", grown, "").must(AtMost(1.5)));
-        if let Some(lost) = overloaded.lost {
+        let figure = Figure::new("largest memory of the service ÷ before", grown, "").must(AtMost(1.5));
+        let doubt = (times < ENOUGH && !figure.is_missed()).then(|| format!("only {times:.1} × asked"));
+        bench.figure(figure.doubted(doubt));
+        if let Some(lost) = &overloaded.lost {
             #[expect(clippy::cast_precision_loss, reason = "counts of plays")]
-            bench.figure(
-                Figure::new("plays acknowledged and not counted", lost.max(0) as f64, "").must(AtMost(0.0)),
-            );
+            let least = lost.at_least() as f64;
+            let what = format!("of {} acknowledged plays, not counted", lost.acknowledged);
+            bench.figure(Figure::new(what, least, "").must(AtMost(0.0)));
         }
         bench.raw(&format!("overload-of-{what}"), overloaded);
     }
@@ -87,11 +126,12 @@ async fn overload(bench: &Bench, world: &World, body: Body) -> anyhow::Result<Ov
 
     let run = bench.next_run();
     let request: Box<dyn Fn(u64) -> Vec<u8>> = Box::new(move |number| {
-        let mut dice = Dice::new(number);
-        let video = over_video(dice.below(VIDEOS));
         if is_play {
-            post(&format!("/api/video/{video}/play"), &format!("{{\"playId\":\"{run}-{number}\"}}"))
+            let (video, play) = over_play(run, number);
+            post(&format!("/api/video/{video}/play"), &format!("{{\"playId\":\"{play}\"}}"))
         } else {
+            let mut dice = Dice::new(number);
+            let video = over_video(dice.below(VIDEOS));
             post(
                 &format!("/api/video/{video}/heartbeat"),
                 &format!("{{\"userId\":\"{}\"}}", viewer(dice.below(100_000))),
@@ -103,9 +143,10 @@ async fn overload(bench: &Bench, world: &World, body: Body) -> anyhow::Result<Ov
     let mut watching = JoinSet::new();
     watching.spawn_local(watch_memory(service.id(), Rc::clone(&memory)));
     let length = Duration::from_secs(if bench.options.quick { 5 } else { 12 });
-    let traffic = Traffic { server: service.public, rate: 2.0 * can_do, connections: CONNECTIONS, request };
-    let sent = traffic.run(length).await;
-    let lost = if is_play { Some(acknowledged(&sent) - counted(service).await?) } else { None };
+    let traffic = Traffic { server: service.public, rate: TIMES * can_do, connections: CONNECTIONS, request };
+    let Ended { sent, open, never_begun, asked } = traffic.run(length).await;
+    let memory_after = resident(service.id())?;
+    let lost = if is_play { Some(lost(bench, world, run, &sent).await?) } else { None };
     let memory_largest = memory.borrow().iter().copied().max().unwrap_or_default();
 
     let part = |which: fn(&Sent) -> bool| -> Vec<Sent> { sent.iter().copied().filter(which).collect() };
@@ -115,25 +156,26 @@ async fn overload(bench: &Bench, world: &World, body: Body) -> anyhow::Result<Ov
     let (accepted, refused) = (part(|sent| sent.status == 200), part(|sent| sent.status == 503));
     #[expect(clippy::cast_precision_loss, reason = "counts of requests")]
     let refused_share = refused.len() as f64 / sent.len() as f64;
-    #[expect(clippy::cast_precision_loss, reason = "counts of requests")]
-    let asked = sent.len() as f64 / length.as_secs_f64();
     Ok(Overloaded {
         can_do,
         asked,
-        answered: sent.len(),
+        asked_times: asked / can_do,
+        due: sent.len(),
         accepted: accepted.len(),
         refused: refused.len(),
         refused_share,
         without_retry_after: refused.iter().filter(|sent| !sent.has_retry_after).count(),
-        unanswered: part(|sent| sent.status == 0).len(),
-        others: part(|sent| ![0, 200, 503].contains(&sent.status)).len(),
+        unanswered: part(|sent| sent.status == UNANSWERED).len(),
+        open,
+        never_begun,
+        others: part(|sent| ![UNANSWERED, 200, 503].contains(&sent.status)).len(),
         accepted_p50: p(&accepted, 0.5, |sent| sent.latency),
         accepted_p99: p(&accepted, 0.99, |sent| sent.latency),
         accepted_p99_from_send: p(&accepted, 0.99, |sent| sent.latency - sent.lag),
         refused_p99: p(&refused, 0.99, |sent| sent.latency),
         lag_p99: p(&sent, 0.99, |sent| sent.lag),
         memory_before,
-        memory_after: resident(service.id())?,
+        memory_after,
         memory_largest,
         lost,
     })
@@ -151,24 +193,51 @@ async fn watch_memory(id: u32, seen: Rc<RefCell<Vec<u64>>>) {
     }
 }
 
-fn acknowledged(sent: &[Sent]) -> i64 {
-    i64::try_from(sent.iter().filter(|sent| sent.status == 200).count()).unwrap_or(i64::MAX)
+/// The n-th play of a run: of a video, and its id.
+fn over_play(run: u32, number: u64) -> (String, String) {
+    (over_video(Dice::new(number).below(VIDEOS)), format!("{run}-{number}"))
 }
 
-/// All plays of these videos, as the service tells them. More than were acknowledged may be: a play whose
-/// answer was lost is counted as well.
-async fn counted(service: &Service) -> anyhow::Result<i64> {
+/// What became of the acknowledged plays. A sum of all counts wouldn't tell: plays whose answer was lost are
+/// counted as well, and would make up for others.
+async fn lost(bench: &Bench, world: &World, run: u32, sent: &[Sent]) -> anyhow::Result<Lost> {
+    let acknowledged: Vec<(String, String)> =
+        sent.iter().filter(|sent| sent.status == 200).map(|sent| over_play(run, sent.number)).collect();
+    let mut of_video: HashMap<&str, u64> = HashMap::new();
+    for (video, _) in &acknowledged {
+        *of_video.entry(video).or_default() += 1;
+    }
+    let counted = counted(&world.service).await?;
+    let missing = of_video.iter().map(|(video, plays)| {
+        let counted = counted.get(*video).copied().unwrap_or_default();
+        plays.saturating_sub(counted)
+    });
+    let missing = missing.sum();
+    // It refuses none: one that is refused and sent once more would no longer be new.
+    let another = world.another(bench, &[AT_ITS_LIMIT]).await?;
+    let acknowledged_plays = acknowledged.len();
+    let new_again = bulk::play(another.public, acknowledged).await?;
+    another.stop().await?;
+    Ok(Lost { acknowledged: acknowledged_plays, missing, new_again })
+}
+
+/// All plays of each of these videos, as the service tells them.
+async fn counted(service: &Service) -> anyhow::Result<HashMap<String, u64>> {
     // Beyond a second, for which a count is kept.
     tokio::time::sleep(Duration::from_secs(3)).await;
     let videos: Vec<String> = (0..VIDEOS).map(over_video).collect();
-    let mut sum = 0;
+    let mut counted = HashMap::new();
     for some in videos.chunks(AT_ONCE) {
-        let (_, body) =
-            http::ask(service.public, &format!("/api/videos/counts?ids={}", some.join(","))).await?;
+        let path = format!("/api/videos/counts?ids={}", some.join(","));
+        let (status, body) = http::ask(service.public, &path).await?;
+        ensure!(status == 200, "no counts: {status} {body}");
         let answer: serde_json::Value = serde_json::from_str(&body)?;
-        let plays =
-            answer["counts"].as_array().into_iter().flatten().filter_map(|count| count["plays"].as_i64());
-        sum += plays.sum::<i64>();
+        for count in answer["counts"].as_array().into_iter().flatten() {
+            if let (Some(video), Some(plays)) = (count["videoId"].as_str(), count["plays"].as_u64()) {
+                counted.insert(video.to_owned(), plays);
+            }
+        }
     }
-    Ok(sum)
+    ensure!(counted.len() == videos.len(), "only {} of the videos have a count", counted.len());
+    Ok(counted)
 }

@@ -7,14 +7,14 @@ use tokio::process::Command;
 use crate::{
     audience::Body,
     bench::Bench,
-    figures::ratio,
+    figures::{doubt, ratio},
     report::{Bound::AtLeast, Figure},
-    world::{Redis, Service, World},
+    world::{AT_ITS_LIMIT, Redis, Service, World},
     wrk::{Load, SETTLE, alternate},
 };
 
 pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
-    let world = World::watched(bench, &[]).await?;
+    let world = World::watched(bench, &[AT_ITS_LIMIT]).await?;
     let (axum_redis, node_redis) = (Redis::start(bench).await?, Redis::start(bench).await?);
     let axum = Service::peer(bench, "axum-pool", Command::new(&bench.options.axum_peer), &axum_redis).await?;
     let mut command = Command::new("node");
@@ -33,12 +33,15 @@ pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
         let ours = load(&world.service, &world.redis).settle(settle);
         let rounds = alternate(bench, &[&ours, &load(&axum, &axum_redis), &load(&node, &node_redis)]).await?;
         let (to_axum, to_node) = (ratio(&rounds[0], &rounds[1]), ratio(&rounds[0], &rounds[2]));
+        let [doubt_of_axum, doubt_of_node] = [1, 2].map(|peer| doubt(&[&rounds[0], &rounds[peer]]));
         for (who, rounds) in ["headcount", "axum + deadpool", "fastify + ioredis"].iter().zip(rounds) {
             bench.route(&format!("{what}: {who}"), None, rounds);
         }
         let figure = Figure::new(format!("{what}s a second ÷ axum with a pool"), to_axum, "×");
+        let figure = figure.doubted(doubt_of_axum);
         bench.figure(if what == "heartbeat" { figure.must(AtLeast(3.0)).aim(AtLeast(3.6)) } else { figure });
-        bench.figure(Figure::new(format!("{what}s a second ÷ fastify with ioredis"), to_node, "×"));
+        let figure = Figure::new(format!("{what}s a second ÷ fastify with ioredis"), to_node, "×");
+        bench.figure(figure.doubted(doubt_of_node));
     }
     axum.stop().await?;
     node.stop().await?;

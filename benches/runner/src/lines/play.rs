@@ -5,12 +5,12 @@ use std::time::Duration;
 use crate::{
     audience::Body,
     bench::Bench,
-    figures::{median_of, ratio},
+    figures::{doubt, median_of, ratio},
     report::{
         Bound::{AtLeast, AtMost},
         Figure,
     },
-    world::World,
+    world::{AT_ITS_LIMIT, World},
     wrk::{Load, alternate},
 };
 
@@ -25,7 +25,7 @@ pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
     ];
     for (what, body, must, aim, redis_must) in kinds {
         // The keys of one kind shouldn't weigh on the next.
-        let world = World::start(bench, &[]).await?;
+        let world = World::start(bench, &[AT_ITS_LIMIT]).await?;
         let play = Load::new(&world.service, Some(&world.redis), bench.requests(body)?, "POST", PLAY);
         let empty = Load { path: EMPTY.to_owned(), settle: Duration::ZERO, ..play.clone() };
         let rounds = alternate(bench, &[&play, &empty]).await?;
@@ -34,10 +34,11 @@ pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
         bench.route(what, Some(ratio), rounds[0].clone());
         bench.route("its empty handler", None, rounds[1].clone());
         let figure = Figure::new(format!("{what} ÷ empty handler"), ratio, "").must(AtLeast(must));
+        let figure = figure.doubted(doubt(&[&rounds[0], &rounds[1]]));
         bench.figure(Figure { aim: aim.map(AtLeast), ..figure });
         if let Some(bound) = redis_must {
             let figure = Figure::new("its Redis time", redis, "µs a play").must(AtMost(bound));
-            bench.figure(figure.aim(AtMost(8.0)));
+            bench.figure(figure.aim(AtMost(8.0)).doubted(doubt(&[&rounds[0]])));
         }
         world.stop().await?;
     }

@@ -5,15 +5,15 @@ use std::time::Duration;
 use crate::{
     audience::Body,
     bench::Bench,
-    figures::median,
+    figures::{bad_share, digits, doubt, median},
     process::resident,
     report::{Bound::AtMost, Figure},
-    world::World,
+    world::{AT_ITS_LIMIT, World},
     wrk::{Load, round},
 };
 
 pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
-    let world = World::watched(bench, &[]).await?;
+    let world = World::watched(bench, &[AT_ITS_LIMIT]).await?;
     let service = &world.service;
     let load = |body, method, path| anyhow::Ok(Load::new(service, None, bench.requests(body)?, method, path));
     let loads = [
@@ -46,17 +46,23 @@ pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
             round(bench, &loads[2], length)
         )
     };
-    tokio::select! {
-        rounds = rounds => rounds.map(drop)?,
-        watched = watching => watched?,
-    }
+    let (beats, plays, counts) = tokio::select! {
+        rounds = rounds => rounds?,
+        watched = watching => return watched,
+    };
+    let rounds = [beats, plays, counts];
     // The first quarter is the warming up: caches fill.
     let quarter = seen.len() / 4;
     let early = median(seen[quarter..2 * quarter].iter().copied());
     let late = median(seen[3 * quarter..].iter().copied());
-    let what =
-        format!("service memory over {seconds} s at full load: last quarter ÷ second ({:.0} MB)", late / 1e6);
-    bench.figure(Figure::new(what, late / early, "").must(AtMost(1.1)));
+    let what = format!(
+        "service memory over {seconds} s at full load: last quarter ÷ second ({:.0} MB, {} % refused or failed)",
+        late / 1e6,
+        digits(bad_share(&rounds) * 100.0)
+    );
+    let figure = Figure::new(what, late / early, "").must(AtMost(1.1));
+    bench.figure(figure.doubted(doubt(&[&rounds])));
+    bench.raw("soak-rounds", rounds);
     bench.raw("soak-memory", seen);
     world.stop().await
 }
