@@ -17,7 +17,8 @@ use tokio::{
 
 use crate::http::Connection;
 
-/// How long answers are waited for when the time is over.
+/// How long what is due is still sent when the time is over, and then how long answers are waited for: what
+/// is open after that hangs.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// The status of a request without an answer.
@@ -67,6 +68,8 @@ struct Shared {
     began: Instant,
     next: Cell<u64>,
     until: Cell<Option<Instant>>,
+    /// Nothing more is begun.
+    is_over: Cell<bool>,
     sent: RefCell<Vec<Sent>>,
     /// What each connection is at, and when that was sent.
     open: RefCell<Vec<Option<(u64, Instant)>>>,
@@ -107,6 +110,7 @@ impl Traffic {
             began: Instant::now() + Duration::from_millis(50),
             next: Cell::new(0),
             until: Cell::new(None),
+            is_over: Cell::new(false),
             sent: RefCell::default(),
             open: RefCell::new(vec![None; connections]),
         });
@@ -137,6 +141,8 @@ impl Running {
         let shared = &self.shared;
         shared.until.set(Some(now));
         while let Ok(Some(_)) = timeout_at(now + GRACE, self.tasks.join_next()).await {}
+        shared.is_over.set(true);
+        while let Ok(Some(_)) = timeout_at(now + 2 * GRACE, self.tasks.join_next()).await {}
         self.tasks.shutdown().await;
 
         let mut sent = shared.sent.take();
@@ -158,7 +164,7 @@ impl Running {
 
 async fn send(shared: Rc<Shared>, place: usize) {
     let mut connection = None;
-    loop {
+    while !shared.is_over.get() {
         let number = shared.next.get();
         shared.next.set(number + 1);
         let due = shared.due(number);
