@@ -95,8 +95,8 @@ impl Copied {
         self.seen.fetch_max(millis(asked), Ordering::Relaxed);
     }
 
-    fn is_old(&self, now: Duration, limit: Duration) -> bool {
-        millis(now).saturating_sub(self.seen.load(Ordering::Relaxed)) > millis(limit)
+    fn is_old(&self, now: Duration) -> bool {
+        millis(now).saturating_sub(self.seen.load(Ordering::Relaxed)) > millis(OLDEST_COPY)
     }
 }
 
@@ -130,12 +130,18 @@ impl ShardMap {
 
     /// A copy that may be written by.
     pub(crate) async fn recent(&self, connection: &Connection) -> Result<Arc<Copied>, StoreError> {
+        match self.copy(connection).filter(|copy| self.is_recent(copy)) {
+            Some(copy) => Ok(copy),
+            None => self.renewed(connection).await,
+        }
+    }
+
+    /// The copy, looked at again just now, and read again where the map has changed.
+    async fn renewed(&self, connection: &Connection) -> Result<Arc<Copied>, StoreError> {
         if let Some(copy) = self.copy(connection) {
-            if !copy.is_old(self.monotonic(), OLDEST_COPY) {
-                return Ok(copy);
-            }
             let asked = self.monotonic();
-            if copy.is_of(connection.query::<Option<String>>(self.version()).await?.as_deref()) {
+            let version: Option<String> = connection.query(self.version()).await?;
+            if copy.is_of(version.as_deref()) {
                 copy.seen(asked);
                 return Ok(copy);
             }
@@ -145,7 +151,7 @@ impl ShardMap {
 
     /// Whether a batch formed by `copy` may still be sent.
     pub(crate) fn is_recent(&self, copy: &Copied) -> bool {
-        !copy.is_old(self.monotonic(), OLDEST_COPY)
+        !copy.is_old(self.monotonic())
     }
 
     /// Asks which version of the map there is.
@@ -258,15 +264,7 @@ impl ShardMap {
     }
 
     async fn keep_recent(&self, connection: &Connection) -> Result<(), StoreError> {
-        let asked = self.monotonic();
-        let version: Option<String> = connection.query(self.version()).await?;
-        let copy = match self.copy(connection).filter(|copy| copy.is_of(version.as_deref())) {
-            Some(copy) => {
-                copy.seen(asked);
-                copy
-            }
-            None => self.read(connection).await?,
-        };
+        let copy = self.renewed(connection).await?;
         self.insist(connection, copy.entries.every()).await
     }
 
@@ -286,9 +284,7 @@ impl ShardMap {
         if every.is_some() && now < *self.shared.insist_at.lock() {
             return Ok(());
         }
-        let mut get = redis::cmd("HGET");
-        get.arg(self.shared.redis.keys().shards_map()).arg(EVERY_VIDEO);
-        let mut stored: Option<String> = connection.query(get).await?;
+        let mut stored = self.stored_for_every(connection).await?;
         if let Some(garbage) = stored.take_if(|stored| Entry::parse(stored).is_none()) {
             let forget = self.reshard(EVERY_VIDEO, Some(&garbage), None, AUTO);
             connection.query::<i64>(forget).await?;
@@ -317,12 +313,17 @@ impl ShardMap {
 
     /// Drops from the entry of every video the former numbers whose time is over.
     async fn drop_formers(&self, connection: &Connection) -> Result<(), StoreError> {
-        let mut get = redis::cmd("HGET");
-        get.arg(self.shared.redis.keys().shards_map()).arg(EVERY_VIDEO);
-        let stored: Option<String> = connection.query(get).await?;
+        let stored = self.stored_for_every(connection).await?;
         let call = self.reshard(EVERY_VIDEO, stored.as_deref(), Some(&self.shared.wanted), AUTO);
         connection.query::<i64>(call).await?;
         self.read(connection).await.map(drop)
+    }
+
+    /// What stands in the map for every video.
+    async fn stored_for_every(&self, connection: &Connection) -> Result<Option<String>, StoreError> {
+        let mut get = redis::cmd("HGET");
+        get.arg(self.shared.redis.keys().shards_map()).arg(EVERY_VIDEO);
+        connection.query(get).await
     }
 
     /// Whether a build that knew no map left viewers here.
