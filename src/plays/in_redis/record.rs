@@ -1,7 +1,7 @@
-//! Carries plays to Redis: one call of `record.lua` for the plays of a partition, all calls of a batch
-//! in one pipeline.
+//! Carries plays to Redis: one call of `record.lua` for some hundreds of plays, all calls of a batch in
+//! one pipeline.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use quick_cache::sync::Cache;
 use redis::{Cmd, Value};
@@ -11,7 +11,7 @@ use super::{SKETCH_LIFE, shown::Shown, witness::Witness};
 use crate::{
     error::{Part, StoreError},
     failpoint,
-    ids::{MAX_ID_BYTES, Partition, VideoId},
+    ids::{MAX_ID_BYTES, VideoId},
     plays::{Play, Recorded},
     store::{
         keys::Keys,
@@ -21,10 +21,10 @@ use crate::{
     },
 };
 
-/// Counts plays of one partition.
+/// Counts plays.
 pub(super) static RECORD: LuaScript = LuaScript::new("record", include_str!("../lua/record.lua"));
 
-/// Plays in one call of the script, which blocks Redis for 10 to 15 µs each.
+/// Plays in one call of the script, which blocks Redis for about 10 µs each.
 const AT_ONCE: usize = 300;
 
 /// Hashes remembered here of what was counted, under 100 bytes each.
@@ -49,11 +49,11 @@ pub(super) struct Writer {
 
 /// One call of the script.
 struct Call<'a> {
-    partition: Partition,
     /// Tells what this call counted from what any other did.
     token: u32,
-    /// Which of the plays at hand.
-    plays: &'a [usize],
+    /// The plays and where they stand among those at hand; those of a video side by side, as those of a
+    /// partition are.
+    plays: &'a [(usize, &'a Play)],
 }
 
 impl Writer {
@@ -83,22 +83,15 @@ impl Writer {
             Ok(connection) => connection,
             Err(error) => return vec![Err(error); plays.len()],
         };
-        let mut by_partition: HashMap<Partition, Vec<usize>> = HashMap::new();
-        for (index, play) in plays.iter().enumerate() {
-            by_partition.entry(play.video.partition()).or_default().push(index);
-        }
-        let calls: Vec<Call<'_>> = by_partition
-            .iter()
-            .flat_map(|(partition, indexes)| indexes.chunks(AT_ONCE).map(|chunk| (*partition, chunk)))
-            .map(|(partition, plays)| Call { partition, token: rand::random(), plays })
-            .collect();
-        let commands = calls.iter().map(|each| {
-            let plays = each.plays.iter().map(|index| &plays[*index]);
-            call(self.redis.keys(), each, plays, &self.window)
-        });
+        let mut ordered: Vec<(usize, &Play)> = plays.iter().enumerate().collect();
+        // Stable: of two plays that are the same the first one counts.
+        ordered.sort_by_cached_key(|(_, play)| (play.video.partition(), &play.video));
+        let calls: Vec<Call<'_>> =
+            ordered.chunks(AT_ONCE).map(|plays| Call { token: rand::random(), plays }).collect();
+        let commands: Vec<Cmd> =
+            calls.iter().map(|call| call.command(self.redis.keys(), &self.window)).collect();
         // What is noted is dated before it happened: the note ends before what it stands for.
         let sent = self.redis.clock().monotonic();
-        let commands: Vec<Cmd> = commands.collect();
         let sending = async {
             match &self.replicas {
                 None => connection.pipe(commands).await.map(|answers| (Sent::Answered(answers), None)),
@@ -112,28 +105,27 @@ impl Writer {
                 return vec![Err(error.unwrap_or_else(no_answer)); plays.len()];
             }
             (Sent::Unheard, error) => {
-                for Call { partition, token, plays: indexes } in calls {
-                    let unheard = indexes.iter().map(|index| &plays[*index]);
-                    self.witness.unanswered().keep(self.redis.keys(), partition, token, unheard);
+                for Call { token, plays } in calls {
+                    for plays in plays.chunk_by(|(_, a), (_, b)| a.video.partition() == b.video.partition()) {
+                        self.witness.unanswered().keep(self.redis.keys(), token, plays);
+                    }
                 }
                 return vec![Err(error.unwrap_or_else(no_answer)); plays.len()];
             }
         };
         let mut results = vec![Err(no_answer()); plays.len()];
-        for (Call { partition, plays: indexes, .. }, answer) in calls.iter().zip(answers) {
-            let mut counted = 0;
-            for (index, result) in indexes.iter().zip(read(answer, indexes.len())) {
+        for (Call { plays, .. }, answer) in calls.iter().zip(answers) {
+            for ((index, play), result) in plays.iter().zip(read(answer, plays.len())) {
                 if matches!(result, Ok(Recorded::Counted)) {
-                    counted += 1;
-                    self.shown.changed(&plays[*index].video);
+                    self.witness.saw(play.video.partition(), 1);
+                    self.shown.changed(&play.video);
                     // A note answers a repeat, which vouches for the play.
                     if unvouched.is_none() {
-                        self.counted.note(&plays[*index], sent, connection.epoch());
+                        self.counted.note(play, sent, connection.epoch());
                     }
                 }
                 results[*index] = unvouched.clone().map_or(result, Err);
             }
-            self.witness.saw(*partition, counted);
         }
         results
     }
@@ -160,26 +152,28 @@ fn no_answer() -> StoreError {
     StoreError::unexpected(Part::Redis, "a play has no answer")
 }
 
-/// The call as a command; `plays` are its own.
-fn call<'a>(
-    keys: &Keys,
-    &Call { partition, token, .. }: &Call<'_>,
-    plays: impl Iterator<Item = &'a Play>,
-    window: &str,
-) -> Cmd {
-    let (sketch_life, token) = (SKETCH_LIFE.as_secs().to_string(), token.to_string());
-    let mut script_keys = vec![keys.dirty(partition)];
-    let mut args = vec![window, &sketch_life, &token];
-    for Play { video, viewer, play_id } in plays {
-        script_keys.push(keys.delta(partition, video));
-        script_keys.push(keys.unique_viewers(partition, video));
-        script_keys.extend(viewer.iter().map(|viewer| keys.seen_viewer(partition, video, viewer)));
-        script_keys.extend(play_id.iter().map(|play| keys.seen_play(partition, video, play)));
-        args.push(video.as_str());
-        args.push(viewer.as_ref().map_or("", |viewer| viewer.as_str()));
-        args.push(if play_id.is_some() { "1" } else { "0" });
+impl Call<'_> {
+    fn command(&self, keys: &Keys, window: &str) -> Cmd {
+        let mut script_keys = Vec::new();
+        let mut args: Vec<Cow<'_, str>> =
+            vec![window.into(), SKETCH_LIFE.as_secs().to_string().into(), self.token.to_string().into()];
+        for plays in self.plays.chunk_by(|(_, a), (_, b)| a.video == b.video) {
+            let video = &plays[0].1.video;
+            let partition = video.partition();
+            script_keys.push(keys.dirty(partition));
+            script_keys.push(keys.delta(partition, video));
+            script_keys.push(keys.unique_viewers(partition, video));
+            args.push(video.as_str().into());
+            args.push(plays.len().to_string().into());
+            for (_, Play { viewer, play_id, .. }) in plays {
+                script_keys.extend(viewer.iter().map(|viewer| keys.seen_viewer(partition, video, viewer)));
+                script_keys.extend(play_id.iter().map(|play| keys.seen_play(partition, video, play)));
+                args.push(viewer.as_ref().map_or("", |viewer| viewer.as_str()).into());
+                args.push(if play_id.is_some() { "1" } else { "0" }.into());
+            }
+        }
+        RECORD.call(&script_keys, &args)
     }
-    RECORD.call(&script_keys, &args)
 }
 
 /// What the answer to one call says about each of its plays.

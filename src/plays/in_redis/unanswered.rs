@@ -2,7 +2,8 @@
 //!
 //! A player sends such a play again and hears that it was counted before; whoever counted it never
 //! knew. The script leaves the call's token in the keys of what was seen, so it can be looked up later.
-//! It ran as a whole or not at all: one play that carries the token tells of all of them.
+//! It ran as a whole or not at all: one play that carries the token tells of all of them. What a call
+//! holds of several partitions is kept, and looked up, a partition at a time.
 
 use std::{
     collections::HashSet,
@@ -35,7 +36,7 @@ const CALLS_AT_ONCE: usize = 100;
 /// A call that has left no trace may still be on its way; after this long it is looked for once more.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
-/// One call.
+/// The plays of one partition in one call.
 #[derive(Debug)]
 struct Call {
     partition: Partition,
@@ -63,16 +64,13 @@ pub(super) struct Unanswered {
 }
 
 impl Unanswered {
-    /// Keeps a call of which it is unknown whether it was carried out.
-    pub(super) fn keep<'a>(
-        &self,
-        keys: &Keys,
-        partition: Partition,
-        token: u32,
-        plays: impl Iterator<Item = &'a Play>,
-    ) {
+    /// Keeps the plays of one partition of a call of which it is unknown whether it was carried out.
+    pub(super) fn keep(&self, keys: &Keys, token: u32, plays: &[(usize, &Play)]) {
+        let Some((_, first)) = plays.first() else { return };
+        let partition = first.video.partition();
         let seen: Vec<Vec<String>> = plays
-            .map(|Play { video, viewer, play_id }| {
+            .iter()
+            .map(|(_, Play { video, viewer, play_id })| {
                 let viewer = viewer.iter().map(|viewer| keys.seen_viewer(partition, video, viewer));
                 viewer.chain(play_id.iter().map(|play| keys.seen_play(partition, video, play))).collect()
             })

@@ -65,9 +65,9 @@ fn all(texts: &[&str]) -> Vec<Option<String>> {
 #[tokio::test]
 async fn record_answers_what_its_header_says() {
     let world = World::new().await;
-    let play = "delta:{0}:42 uv:{0}:42 seen:{0}:42:u:ann seen:{0}:42:p:x1";
-    let keys = format!("dirty:{{0}} {play} {play}");
-    let args = ["1800", "2592000", "77", "42", "ann", "1", "42", "ann", "1"];
+    let play = "seen:{0}:42:u:ann seen:{0}:42:p:x1";
+    let keys = format!("dirty:{{0}} delta:{{0}}:42 uv:{{0}}:42 {play} {play}");
+    let args = ["1800", "2592000", "77", "42", "2", "ann", "1", "ann", "1"];
     let answer = world.call(&record::RECORD, &keys, &args).await;
     assert_eq!(answer.unwrap(), Value::Array(vec![Value::Int(1), Value::Int(0)]));
     assert_eq!(world.get("delta:{0}:42").await.as_deref(), Some("1"));
@@ -75,6 +75,35 @@ async fn record_answers_what_its_header_says() {
         assert_eq!(world.get(&format!("seen:{{0}}:42:{seen}")).await.as_deref(), Some("77"));
     }
     world.assert_all_ends().await;
+}
+
+#[tokio::test]
+async fn record_takes_videos_of_any_partitions_and_fails_none_for_another() {
+    let world = World::new().await;
+    world.given(&["RPUSH delta:{1}:bad 1", "RPUSH uv:{3}:odd 1"]).await;
+    let keys = "dirty:{0} delta:{0}:42 uv:{0}:42 seen:{0}:42:u:ann seen:{0}:42:u:ben seen:{0}:42:u:ann \
+                dirty:{1} delta:{1}:bad uv:{1}:bad seen:{1}:bad:u:ann seen:{1}:bad:p:x1 seen:{1}:bad:u:ann \
+                dirty:{3} delta:{3}:odd uv:{3}:odd seen:{3}:odd:u:ann seen:{3}:odd:p:x1";
+    let args = [
+        ["1800", "2592000", "77"].as_slice(),
+        &["42", "3", "ann", "0", "ben", "0", "ann", "0"],
+        &["bad", "2", "ann", "1", "ann", "0"],
+        &["odd", "2", "ann", "0", "", "1"],
+    ]
+    .concat();
+    let answer = world.call(&record::RECORD, keys, &args).await.unwrap();
+    let Value::Array(results) = answer else { panic!("{answer:?}") };
+    assert_eq!(results[..3], [Value::Int(1), Value::Int(1), Value::Int(0)]);
+    for refused in &results[3..5] {
+        let text: String = reply(refused.clone()).unwrap();
+        assert!(text.contains("WRONGTYPE"), "{text}");
+    }
+    assert_eq!(results[5..7], [Value::Int(2), Value::Int(2)], "counted, and the sketch isn't");
+    assert_eq!(world.get("delta:{0}:42").await.as_deref(), Some("2"));
+    assert_eq!(world.get("delta:{3}:odd").await.as_deref(), Some("2"));
+    let prefix = &world.config.redis.prefix;
+    assert_eq!(world.ask::<i64>(&format!("PFCOUNT {prefix}video:views:uv:{{0}}:42")).await, 2);
+    assert!(!world.keys().await.iter().any(|key| key.contains("seen:{1}")), "it may be sent again");
 }
 
 #[tokio::test]
@@ -227,9 +256,12 @@ async fn a_wrong_number_of_arguments_is_refused_before_anything_is_done() {
             "record",
             vec![
                 ("dirty:{0}", vec!["1800", "60"]),
-                ("dirty:{0} delta:{0}:1", vec!["1800", "60", "7"]),
+                ("dirty:{0} delta:{0}:1 uv:{0}:1", vec!["1800", "60", "7"]),
+                ("dirty:{0} delta:{0}:1 uv:{0}:1", vec!["1800", "60", "7", "1", "1", "ann", "0"]),
+                ("dirty:{0} delta:{0}:1 uv:{0}:1 seen:{0}:1:u:ann", vec!["1800", "60", "7", "1", "1", "ann"]),
+                ("dirty:{0} delta:{0}:1 uv:{0}:1", vec!["1800", "60", "7", "1", "0"]),
                 ("dirty:{0} delta:{0}:1 uv:{0}:1", vec!["1800", "60", "7", "1", "ann", "0"]),
-                ("dirty:{0} delta:{0}:1 uv:{0}:1 seen:{0}:1:u:ann", vec!["1800", "60", "7", "1", "ann"]),
+                ("dirty:{0} delta:{0}:1 uv:{0}:1", vec!["1800", "60", "7", "1", "-1"]),
             ],
         ),
         ("claim", vec![("batch:{0} dirty:{0}", vec!["b1"]), ("batch:{0} dirty:{0} refused:{0}", vec!["b1"])]),

@@ -153,7 +153,7 @@ async fn calls_without_an_answer_are_looked_up_many_at_once_and_each_tells_its_o
         // Every other one was another's.
         let token = if number % 2 == 0 { number } else { number + 1_000 };
         world.ask::<String>(&format!("SET {seen} {token}")).await;
-        unanswered.keep(keys, video.partition(), number, std::iter::once(&sent));
+        unanswered.keep(keys, number, &[(0, &sent)]);
     }
     world.report().await;
     assert_eq!((world.witnessed().await, unanswered.plays()), (125, 125));
@@ -165,12 +165,7 @@ async fn the_last_report_tells_what_is_known_though_calls_without_an_answer_cant
         World::behind_proxies(|config| config.redis.deadline = Duration::from_secs(60)).await;
     world.played("1", 5).await;
     let sent = play("2", "ann", "");
-    world.plays.witness.unanswered().keep(
-        world.direct.keys(),
-        sent.video.partition(),
-        7,
-        std::iter::once(&sent),
-    );
+    world.plays.witness.unanswered().keep(world.direct.keys(), 7, &[(0, &sent)]);
     redis.set(Way::Deaf);
     for job in world.plays.jobs() {
         if job.name() == "witness" {
@@ -241,11 +236,11 @@ async fn a_call_that_arrives_late_is_found_and_one_that_never_does_is_given_up()
         let seen = keys.seen_viewer(partition, &id, ann.viewer.as_ref().unwrap());
         let keys =
             [keys.dirty(partition), keys.delta(partition, &id), keys.unique_viewers(partition, &id), seen];
-        RECORD.call(&keys, &["1800", "2592000", token, "1", viewer, "0"])
+        RECORD.call(&keys, &["1800", "2592000", token, "1", "1", viewer, "0"])
     };
     for arrives in [true, false] {
         let viewer = format!("ann-{arrives}");
-        unanswered.keep(keys, partition, 7, std::iter::once(&play("1", &viewer, "")));
+        unanswered.keep(keys, 7, &[(0, &play("1", &viewer, ""))]);
         world.report().await;
         assert_eq!(world.witnessed().await, i64::from(!arrives), "it left no trace yet");
         if arrives {
@@ -274,8 +269,9 @@ async fn more_calls_without_an_answer_than_can_be_kept_are_told_once_and_left_ou
     let lines = crate::telemetry::capture();
     let unanswered = world.plays.witness.unanswered();
     let plays: Vec<_> = (0..300).map(|n| play("1", &format!("v{n}"), "")).collect();
+    let plays: Vec<_> = plays.iter().enumerate().collect();
     for token in 0..40 {
-        unanswered.keep(world.direct.keys(), video("1").partition(), token, plays.iter());
+        unanswered.keep(world.direct.keys(), token, &plays);
     }
     assert_eq!(unanswered.plays(), 9_900);
     let told = lines.text();
