@@ -106,6 +106,26 @@ pub(crate) fn requests(body: Body) -> String {
     lines
 }
 
+/// Beats of as many viewers as a gateway sends at once; the n-th request is the same every time.
+pub(crate) fn batch(number: u64, beats: usize) -> String {
+    let mut dice = Dice::new(number);
+    let mut body = String::from("{\"beats\":[");
+    for beat in 0..beats {
+        let comma = if beat == 0 { "" } else { "," };
+        let video = video(usize::try_from(dice.below(VIDEOS)).expect("a u32"));
+        let viewer = viewer(dice.below(VIEWERS));
+        write!(body, "{comma}{{\"videoId\":\"{video}\",\"userId\":\"{viewer}\"}}")
+            .expect("a String takes everything");
+    }
+    body.push_str("]}");
+    body
+}
+
+/// A file of requests of gateways, with so many beats each.
+pub(crate) fn batches(beats: usize) -> String {
+    (0..2_000).map(|number| ["\t", &batch(number, beats), "\n"].concat()).collect()
+}
+
 /// A file of requests for many videos at once: `many` ids, separated by commas.
 pub(crate) fn lists(many: usize) -> String {
     let (mut dice, popularity) = (Dice::new(2), Popularity::new(VIDEOS));

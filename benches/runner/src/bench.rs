@@ -103,6 +103,11 @@ impl Bench {
         self.file(&format!("lists-of-{many}"), || audience::lists(many))
     }
 
+    /// A file of requests of gateways, of `many` beats each.
+    pub(crate) fn batches(&self, many: usize) -> anyhow::Result<PathBuf> {
+        self.file(&format!("batches-of-{many}"), || audience::batches(many))
+    }
+
     fn file(&self, name: &str, text: impl FnOnce() -> String) -> anyhow::Result<PathBuf> {
         let path: PathBuf = self.folder.join(Path::new(name).with_extension("tsv"));
         if !path.exists() {

@@ -73,12 +73,16 @@ pub(crate) async fn beat(
 /// Plays each of so many videos once.
 pub(crate) async fn play_each(address: SocketAddr, videos: u32, run: u32) -> anyhow::Result<()> {
     let ids = (0..usize::try_from(videos)?).map(|number| (video(number), format!("{run}-{number}")));
-    play(address, ids.collect()).await?;
+    play(address, "playId", ids.collect()).await?;
     Ok(())
 }
 
-/// Sends plays of (video, `playId`) until all are taken; how many of them were new to the service.
-pub(crate) async fn play(address: SocketAddr, plays: Vec<(String, String)>) -> anyhow::Result<usize> {
+/// Sends plays of (video, `field`) until all are taken; how many of them were new to the service.
+pub(crate) async fn play(
+    address: SocketAddr,
+    field: &'static str,
+    plays: Vec<(String, String)>,
+) -> anyhow::Result<usize> {
     let plays = Arc::new(plays);
     let mut connections = JoinSet::new();
     for first in 0..CONNECTIONS {
@@ -88,7 +92,7 @@ pub(crate) async fn play(address: SocketAddr, plays: Vec<(String, String)>) -> a
             let mut new = 0;
             for (video, play) in plays.iter().skip(first).step_by(CONNECTIONS) {
                 let request =
-                    post(&format!("/api/video/{video}/play"), &format!("{{\"playId\":\"{play}\"}}"));
+                    post(&format!("/api/video/{video}/play"), &format!("{{\"{field}\":\"{play}\"}}"));
                 let mut tries = 0;
                 loop {
                     let answer = connection.exchange(&request).await?;

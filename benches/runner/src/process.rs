@@ -8,6 +8,7 @@ use std::{
 };
 
 use anyhow::Context as _;
+use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
 use tokio::process::{Child, Command};
 
 /// In so many parts of a second the kernel counts processor time, for every program.
@@ -73,4 +74,38 @@ pub(crate) fn resident(id: u32) -> anyhow::Result<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
     let kib: u64 = line.trim().trim_end_matches("kB").trim().parse()?;
     Ok(kib * 1024)
+}
+
+/// Processes on one processor and this program, with all that it starts, on the others; until it is dropped.
+pub(crate) struct Apart {
+    before: CpuSet,
+}
+
+impl Apart {
+    /// `None` on a machine that has but one.
+    pub(crate) fn keep(processes: &[u32]) -> anyhow::Result<Option<Self>> {
+        let before = sched_getaffinity(None)?;
+        let Some(theirs) = (0..CpuSet::MAX_CPU).find(|cpu| before.is_set(*cpu)) else { return Ok(None) };
+        if before.count() < 2 {
+            return Ok(None);
+        }
+        let (mut one, mut others) = (CpuSet::new(), before);
+        one.set(theirs);
+        others.unset(theirs);
+        for process in processes {
+            for thread in fs::read_dir(format!("/proc/{process}/task"))? {
+                let thread: i32 = thread?.file_name().to_string_lossy().parse()?;
+                sched_setaffinity(Pid::from_raw(thread), &one).context("can't keep a process apart")?;
+            }
+        }
+        sched_setaffinity(None, &others)?;
+        Ok(Some(Self { before }))
+    }
+}
+
+impl Drop for Apart {
+    fn drop(&mut self) {
+        // What else is measured would have less of the machine; that it may be there was asked before.
+        let _ = sched_setaffinity(None, &self.before);
+    }
 }

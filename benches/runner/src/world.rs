@@ -112,8 +112,10 @@ impl Redis {
         Ok(())
     }
 
-    /// Sets back since when viewers have been in it. A service that finds them new in a deployment that
-    /// isn't takes them for what is left of others, and counts anew for each read for two minutes.
+    /// Sets back since when viewers have been in it, and until when those are looked for elsewhere whose
+    /// video was spread over more shards. A service that finds viewers new in a deployment that isn't takes
+    /// them for what is left of others, and counts anew for each read for two minutes; and for eleven it
+    /// asks at the first beat of each for what it left in another shard.
     async fn has_been_here_for(&self, seconds: u64) -> anyhow::Result<()> {
         let mut connection = self.connect().await?;
         for partition in 0..PARTITIONS {
@@ -123,7 +125,21 @@ impl Redis {
             let stamp = format!("{} {rest}", at.parse::<u64>()? - seconds);
             redis::cmd("SET").arg(&key).arg(stamp).query_async::<()>(&mut connection).await?;
         }
-        Ok(())
+        let map = "video:{shards}:map";
+        let entries: Vec<(String, String)> =
+            redis::cmd("HGETALL").arg(map).query_async(&mut connection).await?;
+        for (video, entry) in entries {
+            let mut parts = Vec::new();
+            for part in entry.split(' ') {
+                parts.push(match part.split_once(':') {
+                    Some((shards, until)) => format!("{shards}:{}", until.parse::<u64>()? - seconds),
+                    None => part.to_owned(),
+                });
+            }
+            let entry = parts.join(" ");
+            redis::cmd("HSET").arg(map).arg(video).arg(entry).query_async::<()>(&mut connection).await?;
+        }
+        Ok(redis::cmd("INCR").arg("video:{shards}:version").query_async(&mut connection).await?)
     }
 
     /// The bytes it has taken for what is in it, and for itself.

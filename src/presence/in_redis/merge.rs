@@ -93,7 +93,9 @@ impl Merge {
     /// Everything there is, in one round.
     pub(super) fn take(&mut self) -> Round {
         self.oldest = None;
-        std::mem::take(&mut self.next)
+        // The next round is about as large.
+        let marks = HashMap::with_capacity_and_hasher(self.next.marks.len(), RandomState::default());
+        std::mem::replace(&mut self.next, Round { marks, waiting: Vec::new() })
     }
 
     pub(super) fn len(&self) -> usize {
