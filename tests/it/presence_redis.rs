@@ -307,6 +307,27 @@ async fn an_instance_knows_that_another_slowed_its_players_down_and_doubts_low_n
     assert_eq!(second.swept_count("film").await, Some(1));
 }
 
+/// Whoever asks for less than another did shortens nothing.
+#[tokio::test]
+async fn how_long_players_may_beat_slowly_is_only_ever_prolonged() {
+    let world = World::redis().await;
+    let lasts = async || -> i64 {
+        assert_eq!(world.run_jobs("rhythm").await, 1);
+        world.redis_command(redis::cmd("PTTL").arg(world.key("video:slowed"))).await
+    };
+    world.stores.presence.press(1.0);
+    let own = lasts().await;
+    assert!(own > 500_000, "{own}");
+    let mut longer = redis::cmd("PEXPIRE");
+    longer.arg(world.key("video:slowed")).arg(3 * own);
+    assert_eq!(world.redis_command::<i64>(&longer).await, 1);
+    assert!(lasts().await > 2 * own, "another instance asked for more");
+    let mut shorter = redis::cmd("PEXPIRE");
+    shorter.arg(world.key("video:slowed")).arg(1_000);
+    assert_eq!(world.redis_command::<i64>(&shorter).await, 1);
+    assert!(lasts().await > 500_000, "and this one needs more than that");
+}
+
 /// And without anybody who beats there.
 #[tokio::test]
 async fn after_a_loss_every_partition_is_vouched_for_again_in_time() {

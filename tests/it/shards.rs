@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use headcount::{
     clock::Clock as _,
-    config::{Config, SecretUrl, Shards},
+    config::{Ack, Config, SecretUrl, Shards},
 };
 use headcount_support::OwnRedis;
 
@@ -297,6 +297,52 @@ async fn what_an_earlier_build_left_is_counted_and_taken_over() {
         heartbeat_period(&[&world], 0..400, 400).await;
     }
     assert_eq!(Stored::of(&world, "film").await.covered, 4);
+}
+
+#[tokio::test]
+async fn former_numbers_of_all_videos_leave_the_map_a_window_after_their_time() {
+    let one = World::redis_with(|config| config.presence.shards = Shards::Fixed(16)).await;
+    let two = one.another_with(|config| config.presence.shards = Shards::Fixed(4)).await;
+    let every = entry(&two, "*").await.unwrap();
+    assert!(every.starts_with("4 16:"), "{every}");
+    one.drained().await;
+    // An instance looks at the map every few seconds of its own.
+    two.pass(secs(620));
+    two.sweep().await;
+    assert_eq!(entry(&two, "*").await.unwrap(), every, "after a jump of the clock they would all count");
+    two.pass(secs(601));
+    eventually("they are gone", async || entry(&two, "*").await.unwrap() == "4").await;
+}
+
+/// What Redis will never do is not tried again and again, and costs nobody a beat.
+#[tokio::test]
+async fn a_former_place_that_is_no_hash_costs_no_beat() {
+    let world = World::redis_with(|config| {
+        config.presence.viewers_per_shard = 10;
+        config.presence.ack = Ack::Stored;
+    })
+    .await;
+    world.beat_all("film", 0..50).await;
+    world.sweep().await;
+    assert_eq!(number_of_shards(&world, "film").await, 8);
+    let place = world.key("video:online:film:0");
+    let () = world.redis_command(redis::cmd("SET").arg(&place).arg("no hash")).await;
+    let shard = |viewer: &u32| viewer_id(&format!("viewer-{viewer}")).hash64() & 7;
+    let elsewhere: Vec<u32> = (0..50).filter(|viewer| shard(viewer) != 0).collect();
+    for _ in 0..2 {
+        world.pass(secs(30));
+        // Each of them is answered when it is written, and would fail here.
+        world.beat_all("film", elsewhere.clone()).await;
+    }
+    let stored = world.redis_command::<String>(redis::cmd("GET").arg(&place)).await;
+    assert_eq!(stored, "no hash");
+    let in_time = world.clock.now().secs();
+    for viewer in elsewhere {
+        let name = format!("viewer-{viewer}");
+        let mut get = redis::cmd("HGET");
+        get.arg(world.key(&format!("video:online:film:{}", shard(&viewer)))).arg(&name);
+        assert_eq!(world.redis_command::<Option<i64>>(&get).await, Some(in_time), "{name}");
+    }
 }
 
 #[tokio::test]

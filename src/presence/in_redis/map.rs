@@ -5,6 +5,7 @@
 //! sweep asks the map itself.
 
 use std::{
+    collections::HashMap,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -12,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use ahash::RandomState;
 use arc_swap::ArcSwapOption;
 use async_trait::async_trait;
 use parking_lot::Mutex;
@@ -65,7 +67,9 @@ struct Shared {
 pub(crate) struct Copied {
     epoch: u64,
     version: Option<String>,
-    entries: Entries,
+    entries: Arc<Entries>,
+    /// Of videos that were looked at since, because the version was another: [`ShardMap::followed`].
+    later: HashMap<VideoId, Places, RandomState>,
     /// Monotonic milliseconds just before the version was last asked for.
     seen: AtomicU64,
 }
@@ -73,7 +77,8 @@ pub(crate) struct Copied {
 /// What the map itself says of some videos.
 pub(crate) struct Look {
     version: Option<String>,
-    pub(crate) every: Option<Entry>,
+    /// As stored.
+    every: Option<String>,
     /// As stored, and in the order asked.
     pub(crate) stored: Vec<Option<String>>,
     pub(crate) places: Vec<Places>,
@@ -82,7 +87,8 @@ pub(crate) struct Look {
 impl Copied {
     /// Where a video's viewers are.
     pub(crate) fn places(&self, video: &VideoId) -> &Places {
-        self.entries.places(video)
+        let later = if self.later.is_empty() { None } else { self.later.get(video) };
+        later.unwrap_or_else(|| self.entries.places(video))
     }
 
     /// Whether this is still the map, going by the answer to [`ShardMap::version`].
@@ -104,6 +110,11 @@ impl Look {
     /// Which version of the map this was, or an older one.
     pub(crate) fn version(&self) -> Option<&str> {
         self.version.as_deref()
+    }
+
+    /// What holds for every video.
+    pub(crate) fn every(&self) -> Option<Entry> {
+        self.every.as_deref().and_then(Entry::parse)
     }
 }
 
@@ -178,10 +189,36 @@ impl ShardMap {
             }
         }
         let seen = AtomicU64::new(millis(asked));
-        let copy =
-            Arc::new(Copied { epoch: connection.epoch(), version, entries: Entries::of(fields), seen });
+        let (entries, later) = (Arc::new(Entries::of(fields)), HashMap::default());
+        let copy = Arc::new(Copied { epoch: connection.epoch(), version, entries, later, seen });
         self.shared.copy.store(Some(copy.clone()));
         Ok(copy)
+    }
+
+    /// `copy` with what the map says of `videos` by now, for who found that its version is another. The
+    /// whole map is read at the next look of [`Self::run`]: sweeps of large audiences change it at any time,
+    /// and it may be long.
+    pub(crate) async fn followed<'a>(
+        &self,
+        connection: &Connection,
+        copy: &Copied,
+        videos: impl Iterator<Item = &'a VideoId> + Clone,
+    ) -> Result<Arc<Copied>, StoreError> {
+        let look = self.look(connection, videos.clone()).await?;
+        if look.every().as_ref() != copy.entries.every() {
+            return self.read(connection).await;
+        }
+        let (epoch, version, entries) = (copy.epoch, copy.version.clone(), copy.entries.clone());
+        let mut later = copy.later.clone();
+        later.extend(videos.cloned().zip(look.places));
+        let seen = AtomicU64::new(copy.seen.load(Ordering::Relaxed));
+        let followed = Arc::new(Copied { epoch, version, entries, later, seen });
+        // Who has read all of it meanwhile knows more.
+        let before = self.shared.copy.load();
+        if before.as_ref().is_some_and(|before| std::ptr::eq(before.as_ref(), copy)) {
+            self.shared.copy.compare_and_swap(&before, Some(followed.clone()));
+        }
+        Ok(followed)
     }
 
     /// Asks the map itself about `videos`.
@@ -198,12 +235,13 @@ impl ShardMap {
         // The version first: what changes in between is seen by whoever compares it later.
         let [version, stored] = connection.pipe_array([self.version(), get]).await?;
         let mut stored = reply::<Vec<Option<String>>>(stored)?.into_iter();
-        let every = stored.next().flatten().and_then(|stored| Entry::parse(&stored));
+        let every = stored.next().flatten();
+        let of_every = every.as_deref().and_then(Entry::parse);
         let stored: Vec<Option<String>> = stored.collect();
         let places = stored
             .iter()
             .map(|stored| {
-                Places::of_entries(every.as_ref(), stored.as_deref().and_then(Entry::parse).as_ref())
+                Places::of_entries(of_every.as_ref(), stored.as_deref().and_then(Entry::parse).as_ref())
             })
             .collect();
         Ok(Look { version: reply(version)?, every, stored, places })
@@ -224,12 +262,30 @@ impl ShardMap {
         Ok(used.zip(&look.places).map(|((_, used), now)| used != now).collect())
     }
 
-    /// The call that changes or forgets an entry, if it still is what was looked at.
-    pub(crate) fn reshard(&self, field: &str, stored: Option<&str>, to: Option<&str>, before: &str) -> Cmd {
+    /// The call that changes or forgets a video's entry, if all still is what was looked at.
+    pub(crate) fn reshard(&self, look: &Look, video: &VideoId, stored: Option<&str>, to: Option<u32>) -> Cmd {
+        let to = to.map(|shards| shards.to_string());
+        self.change(video.as_str(), stored, to.as_deref(), "1", look.every.as_deref())
+    }
+
+    /// The same for the entry of every video.
+    fn reshard_all(&self, stored: Option<&str>, to: Option<&str>, before: &str) -> Cmd {
+        self.change(EVERY_VIDEO, stored, to, before, stored)
+    }
+
+    fn change(
+        &self,
+        field: &str,
+        stored: Option<&str>,
+        to: Option<&str>,
+        before: &str,
+        every: Option<&str>,
+    ) -> Cmd {
         let keys = self.shared.redis.keys();
         let minded = (self.shared.window + MINDED_BEYOND_WINDOW).as_secs().to_string();
         let time = self.shared.redis.clock().for_script();
-        let args = [field, stored.unwrap_or_default(), to.unwrap_or_default(), before, &minded, &time];
+        let [stored, to, every] = [stored, to, every].map(Option::unwrap_or_default);
+        let args = [field, stored, to, before, &minded, &time, every];
         RESHARD.call(&[keys.shards_map(), keys.shards_version()], &args)
     }
 
@@ -286,7 +342,7 @@ impl ShardMap {
         }
         let mut stored = self.stored_for_every(connection).await?;
         if let Some(garbage) = stored.take_if(|stored| Entry::parse(stored).is_none()) {
-            let forget = self.reshard(EVERY_VIDEO, Some(&garbage), None, AUTO);
+            let forget = self.reshard_all(Some(&garbage), None, AUTO);
             connection.query::<i64>(forget).await?;
         }
         let before = match stored {
@@ -294,7 +350,7 @@ impl ShardMap {
             _ => AUTO,
         };
         let told = stored.as_deref().unwrap_or(before);
-        let call = self.reshard(EVERY_VIDEO, stored.as_deref(), Some(wanted), before);
+        let call = self.reshard_all(stored.as_deref(), Some(wanted), before);
         if connection.query::<i64>(call).await? == 1 {
             let told = told.split(' ').next().unwrap_or_default();
             if told != wanted {
@@ -314,7 +370,7 @@ impl ShardMap {
     /// Drops from the entry of every video the former numbers whose time is over.
     async fn drop_formers(&self, connection: &Connection) -> Result<(), StoreError> {
         let stored = self.stored_for_every(connection).await?;
-        let call = self.reshard(EVERY_VIDEO, stored.as_deref(), Some(&self.shared.wanted), AUTO);
+        let call = self.reshard_all(stored.as_deref(), Some(&self.shared.wanted), AUTO);
         connection.query::<i64>(call).await?;
         self.read(connection).await.map(drop)
     }

@@ -19,7 +19,7 @@ use super::{
 use crate::{
     clock::Timestamp,
     ids::{VideoId, ViewerId},
-    presence::Beat,
+    presence::{Beat, shards::Places},
     store::keys::Keys,
 };
 
@@ -37,9 +37,9 @@ pub(super) struct Moved {
     viewers: usize,
 }
 
-/// Those of one video, as of its last change.
+/// Those of one video, while it has these places.
 struct Clean {
-    minded_until: Timestamp,
+    places: Places,
     viewers: HashSet<u64, RandomState>,
 }
 
@@ -48,7 +48,7 @@ struct Clean {
 pub(super) struct Removals {
     pub(super) commands: Vec<Cmd>,
     /// Who is at no former place once they are done.
-    clean: Vec<(VideoId, Timestamp, u64)>,
+    clean: Vec<(VideoId, Places, Vec<u64>)>,
     /// What they are made for: once more where they fail.
     pub(super) marks: Vec<(Beat, Mark)>,
 }
@@ -75,7 +75,7 @@ impl Moved {
         if self.epoch != epoch || self.viewers > MANY {
             *self = Self { epoch, ..Self::default() };
         }
-        self.videos.retain(|_, clean| now < clean.minded_until);
+        self.videos.retain(|_, clean| clean.places.are_moving(now));
         self.viewers = self.videos.values().map(|clean| clean.viewers.len()).sum();
     }
 
@@ -91,12 +91,12 @@ impl Moved {
         let mut by_key: BTreeMap<(&VideoId, u32), Vec<String>> = BTreeMap::new();
         for group in groups {
             let places = map.places(&group.video);
-            let Some(minded_until) = places.minded_until().filter(|_| places.are_moving(times.minding))
-            else {
+            if !places.are_moving(times.minding) {
                 continue;
-            };
+            }
             let settled_from = places.settled_from(times.window);
-            let clean = self.videos.get(&group.video).filter(|clean| clean.minded_until == minded_until);
+            let known = self.videos.get(&group.video).filter(|clean| clean.places == *places);
+            let mut clean = Vec::new();
             for (viewer, mark) in group.marks() {
                 // Written by an older map: it is written once more.
                 if places.of(viewer) != group.shard {
@@ -104,11 +104,11 @@ impl Moved {
                 }
                 let (hash, at) = (viewer.hash64(), mark.at.min(times.written));
                 if mark.what == What::Beat {
-                    if clean.is_some_and(|clean| clean.viewers.contains(&hash)) {
+                    if known.is_some_and(|known| known.viewers.contains(&hash)) {
                         continue;
                     }
                     if settled_from.is_some_and(|from| at >= from) {
-                        removals.clean.push((group.video.clone(), minded_until, hash));
+                        clean.push(hash);
                     }
                 }
                 let goodbye = mark.what == What::Leave;
@@ -128,6 +128,9 @@ impl Moved {
                     removals.marks.push((beat, *mark));
                 }
             }
+            if !clean.is_empty() {
+                removals.clean.push((group.video.clone(), places.clone(), clean));
+            }
         }
         for ((video, place), viewers) in by_key {
             for viewers in viewers.chunks(2 * IN_ONE_CALL) {
@@ -139,14 +142,18 @@ impl Moved {
 
     /// Takes note of removals that succeeded.
     pub(super) fn note(&mut self, removals: Removals) {
-        for (video, minded_until, viewer) in removals.clean {
-            let fresh = || Clean { minded_until, viewers: HashSet::default() };
-            let clean = self.videos.entry(video).or_insert_with(fresh);
-            if clean.minded_until != minded_until {
+        for (video, places, viewers) in removals.clean {
+            let clean = self
+                .videos
+                .entry(video)
+                .or_insert_with(|| Clean { places: places.clone(), viewers: HashSet::default() });
+            if clean.places != places {
                 self.viewers -= clean.viewers.len();
-                *clean = fresh();
+                *clean = Clean { places, viewers: HashSet::default() };
             }
-            self.viewers += usize::from(clean.viewers.insert(viewer));
+            let before = clean.viewers.len();
+            clean.viewers.extend(viewers);
+            self.viewers += clean.viewers.len() - before;
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Sends one batch of marks: formed for a connection and a moment, written, and then taken off the places
 //! their viewers had before.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use redis::Value;
 
@@ -17,6 +17,7 @@ use crate::{
     clock::Timestamp,
     error::{Part, StoreError},
     failpoint,
+    ids::VideoId,
     presence::Beat,
     store::redis::{Connection, reply},
 };
@@ -120,7 +121,8 @@ impl Writer {
             map.seen(sent);
             map
         } else {
-            match self.map.read(connection).await {
+            let videos: HashSet<&VideoId> = written.iter().map(|group| &group.video).collect();
+            match self.map.followed(connection, &map, videos.iter().copied()).await {
                 Ok(newest) => {
                     let moved = written.iter().flat_map(|group| misplaced(group, &map, &newest));
                     outcome.elsewhere.extend(moved);

@@ -1,6 +1,7 @@
 -- Change in how many shards a video's viewers are, or forget that it ever had more than one.
 --
--- Only if the entry is still the one that was looked at. The number that was in force becomes a former
+-- Only if the entry is still the one that was looked at, and that of all videos as well: what a video's own
+-- number stands for depends on it. The number that was in force becomes a former
 -- one, minded until nobody can be there any more; former ones whose time is over are dropped.
 --
 -- KEYS
@@ -15,15 +16,16 @@
 --   [4] the number in force where none is stored
 --   [5] for how many seconds the number of before is minded
 --   [6] the time in Unix ms; empty: Redis's own TIME (the rule; tests hand in theirs)
--- Returns 1, or 0 where the value is another by now and nothing was changed
+--   [7] the value of "*" that was looked at; empty for none
+-- Returns 1, or 0 where a value is another by now and nothing was changed
 --
 -- Example, nothing stored: KEYS { "video:{shards}:map", "video:{shards}:version" }
---   ARGV { "42", "", "64", "1", "620", "5000" }  ->  1, and the value is "64 1:625"
+--   ARGV { "42", "", "64", "1", "620", "5000", "" }  ->  1, and the value is "64 1:625"
 assert(#KEYS == 2, 'reshard: want 2 keys')
-assert(#ARGV == 6, 'reshard: want 6 args')
+assert(#ARGV == 7, 'reshard: want 7 args')
 
 local stored = redis.call('HGET', KEYS[1], ARGV[1]) or ''
-if stored ~= ARGV[2] then
+if stored ~= ARGV[2] or (redis.call('HGET', KEYS[1], '*') or '') ~= ARGV[7] then
   return 0
 end
 

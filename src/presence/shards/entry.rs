@@ -117,17 +117,20 @@ pub(crate) fn change(
         return over.then_some(Change::Forget);
     }
     let shards = own.map_or(1, |own| own.now.or_own(1));
-    let fitting = fitting(shards, viewers, per_shard);
+    let fitting = fitting(shards, viewers, per_shard, minded);
     if fitting != shards {
         return Some(Change::To(fitting));
     }
     (written && shards == 1 && !minded).then_some(Change::Forget)
 }
 
-/// Straight up to the number that fits; down by half, so that who comes and goes moves nobody.
-fn fitting(shards: u32, viewers: u64, per_shard: u32) -> u32 {
+/// Straight up to the number that fits; down by half, so that who comes and goes moves nobody. While
+/// viewers are `moving` some of them are counted at two places, which is no reason for more: half of the
+/// shards would stay half empty.
+fn fitting(shards: u32, viewers: u64, per_shard: u32, moving: bool) -> u32 {
     let room = u64::from(shards) * u64::from(per_shard);
-    if viewers > room {
+    let met_twice = if moving { room / 4 } else { 0 };
+    if viewers > room + met_twice {
         let wanted = viewers.div_ceil(u64::from(per_shard)).min(u64::from(MOST));
         return u32::try_from(wanted).unwrap_or(MOST).next_power_of_two();
     }

@@ -123,14 +123,10 @@ impl Places {
         Walk { now: self.now, all, moving: self.are_moving(now) }
     }
 
-    /// Until when the last number that was changed is minded: tells one change from another.
-    pub(crate) fn minded_until(&self) -> Option<Timestamp> {
-        self.formers.iter().map(|former| former.until).max()
-    }
-
     /// From when on nobody writes to former places any more.
     pub(crate) fn settled_from(&self, window: Duration) -> Option<Timestamp> {
-        self.minded_until().map(|until| until - window - MINDED_BEYOND_WINDOW + SETTLES)
+        let last_change = self.formers.iter().map(|former| former.until).max();
+        last_change.map(|until| until - window - MINDED_BEYOND_WINDOW + SETTLES)
     }
 }
 

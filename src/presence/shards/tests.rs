@@ -91,6 +91,9 @@ fn shards_follow_the_audience_straight_up_and_down_by_half() {
     assert_eq!(next("64", 1_599), Some(Change::To(32)));
     assert_eq!(next("64", 0), Some(Change::To(32)));
     assert_eq!(next("2", 0), Some(Change::To(1)));
+    assert_eq!(next("64 1:20", 8_000), None, "some may be met twice");
+    assert_eq!(next("64 1:20", 8_001), Some(Change::To(128)));
+    assert_eq!(next("64 1:10", 6_401), Some(Change::To(128)), "nobody is on the move any more");
     assert_eq!(next("1 2:20", 0), None, "viewers may still be there");
     assert_eq!(next("1 2:10", 0), Some(Change::Forget));
     assert_eq!(next("garbage", 0), Some(Change::Forget));

@@ -125,14 +125,14 @@ impl<'a> Pass<'a> {
         let began = self.sweep.redis.clock().now();
         let walking = self.sweep.walker.walk(&self.connection, &walks, Some(&mut self.lock));
         let walked = failpoint::step("sweep.walk", Part::Redis, walking).await?;
-        let mut counted = Vec::new();
+        let (every, mut counted) = (look.every(), Vec::new());
         for (index, ((video, score), walked)) in videos.iter().zip(walked).enumerate() {
             match walked {
                 Ok(walked) => {
                     *corrupt += walked.corrupt;
                     let (places, stored) = (&places[index], look.stored[first + index].as_deref());
                     self.swept.sharded += u64::from(places.now() > 1);
-                    let change = self.change(look.every.as_ref(), stored, walked.left);
+                    let change = self.change(every.as_ref(), stored, walked.left);
                     counted.push(Counted { video, score: *score, walked, places, stored, change });
                 }
                 // Its own shards fail it; the others are swept all the same.
@@ -152,7 +152,7 @@ impl<'a> Pass<'a> {
             self.note(counted.video, &counted.walked);
         }
         failpoint::step("sweep.store", Part::Redis, self.store(&counted, began)).await?;
-        self.reshard(&counted).await
+        self.reshard(look, &counted).await
     }
 
     /// Sets the stamp that makes low counts doubted: where nobody swept for long, nobody may have been

@@ -42,7 +42,7 @@ impl Pass<'_> {
     }
 
     /// Changes the entries of the videos that need it.
-    pub(super) async fn reshard(&mut self, counted: &[Counted<'_>]) -> Result<(), StoreError> {
+    pub(super) async fn reshard(&mut self, look: &Look, counted: &[Counted<'_>]) -> Result<(), StoreError> {
         let changes: Vec<_> = counted.iter().filter_map(|counted| Some((counted, counted.change?))).collect();
         if changes.is_empty() {
             return Ok(());
@@ -50,10 +50,10 @@ impl Pass<'_> {
         self.lock.still_mine(&self.connection).await?;
         let commands = changes.iter().map(|(counted, change)| {
             let to = match change {
-                Change::To(shards) => Some(shards.to_string()),
+                Change::To(shards) => Some(*shards),
                 Change::Forget => None,
             };
-            self.sweep.map.reshard(counted.video.as_str(), counted.stored, to.as_deref(), "1")
+            self.sweep.map.reshard(look, counted.video, counted.stored, to)
         });
         let changing = self.connection.pipe(commands.collect());
         let answers = failpoint::step("sweep.reshard", Part::Redis, changing).await?;

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use crate::{
-    audience::{video, viewer},
+    audience::{Dice, video, viewer},
     bench::Bench,
     bulk,
     report::{Bound::AtMost, Figure},
-    world::{Service, World},
+    world::{Redis, Service, World},
     wrk::SETTLE,
 };
 
@@ -22,14 +22,40 @@ const NOTICED: Duration = Duration::from_secs(7);
 /// A number of shards is over when a window and so much more has passed since the change.
 const OVER: Duration = Duration::from_secs(20);
 
+/// In Unix seconds, of as many digits as any for 250 years.
+const A_TIME: u32 = 1_796_000_000;
+
 const COLD_VIDEOS: u32 = 10_000;
 const VIEWERS_OF_A_COLD_ONE: u32 = 3;
 
 pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
     let viewers = bench.scaled(100_000);
+    by_hand(bench, viewers).await?;
     at_once(bench, viewers).await?;
     grown(bench, viewers).await?;
     cold(bench).await
+}
+
+/// The same hashes, each with a life, and no other key: no service can take less of this Redis.
+async fn by_hand(bench: &Bench, viewers: u32) -> anyhow::Result<()> {
+    let redis = Redis::to_weigh(bench).await?;
+    let mut connection = redis.connect().await?;
+    let mut fields: Vec<Vec<u32>> = vec![Vec::new(); usize::try_from((viewers / 100).next_power_of_two())?];
+    let (mut dice, shards) = (Dice::new(3), u32::try_from(fields.len())?);
+    for number in 0..viewers {
+        fields[usize::try_from(dice.below(shards))?].extend([viewer(number), A_TIME]);
+    }
+    for (shard, fields) in fields.iter().enumerate() {
+        let key = format!("video:online:{}:{shard}", video(0));
+        redis::cmd("HSET").arg(&key).arg(fields).query_async::<()>(&mut connection).await?;
+        redis::cmd("EXPIRE").arg(&key).arg(750).query_async::<()>(&mut connection).await?;
+    }
+    let all = redis.memory().await?;
+    redis::cmd("FLUSHALL").arg("SYNC").query_async::<()>(&mut connection).await?;
+    let bytes = all.saturating_sub(redis.memory().await?);
+    let what = format!("memory, {viewers} viewers of one video, written by hand");
+    bench.figure(Figure::new(what, per(bytes, viewers), "B a viewer"));
+    Ok(())
 }
 
 /// Everybody comes while the video has its shards already.
