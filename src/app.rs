@@ -20,7 +20,7 @@ use crate::{
     presence::Presence,
     server::{
         self, Door,
-        pressure::{self, Gate, Queue},
+        pressure::{self, Gate, Pulse, Queue},
     },
     telemetry::metrics::{Metrics, Upkeep},
     videos::Catalog,
@@ -97,7 +97,8 @@ pub async fn serve(
             presence.next_heartbeat()
         };
         // To the end, as a drain may be the time of the highest pressure.
-        let watching = pressure::watch(gate, queues, press, lifecycle.stopping(Phase::Links));
+        let pulse = Pulse::new(config.presence.heartbeat_every, config.presence.window);
+        let watching = pressure::watch(gate, queues, pulse, press, lifecycle.stopping(Phase::Links));
         lifecycle.spawn(Phase::Links, "pressure", watching);
     }
     let state = AppState::new(Parts {

@@ -40,11 +40,6 @@ const PROPORTIONAL: f64 = 0.2;
 /// Some are let through whatever happens: one that is refused again and again is let in at last.
 const MOST_REFUSED: f64 = 0.95;
 
-/// How quickly players are slowed down, and how slowly they come back: what a longer interval brings
-/// is seen only after one.
-const RISING: f64 = 10.0;
-const FALLING: f64 = 60.0;
-
 /// Decides whether a request is let in.
 pub struct Gate {
     /// Of 2³² requests, so many are refused.
@@ -120,15 +115,27 @@ impl Control {
 /// A queue before a store: how full it is, from 0 to 1.
 pub type Queue = Arc<dyn Fn() -> f64 + Send + Sync>;
 
-/// The pressure as players are told of it: smoothed, or they would be sent to and fro together.
-#[derive(Debug, Default)]
-struct Pulse(f64);
+/// The pressure as players are told of it: smoothed, or they would be sent to and fro together. What another
+/// interval brings is seen only after one, so it rises as quickly as players beat, and falls as quickly as
+/// the slowest of them do.
+#[derive(Debug)]
+pub struct Pulse {
+    pressure: f64,
+    rising: Duration,
+    falling: Duration,
+}
 
 impl Pulse {
+    /// Of players who beat every `usual`, and down to three times a `window`.
+    #[must_use]
+    pub fn new(usual: Duration, window: Duration) -> Self {
+        Self { pressure: 0.0, rising: usual, falling: usual.max(window / 3) }
+    }
+
     fn take(&mut self, level: f64, after: Duration) -> f64 {
-        let pace = if level > self.0 { RISING } else { FALLING };
-        self.0 += (level - self.0) * (1.0 - (-after.as_secs_f64() / pace).exp());
-        self.0
+        let pace = if level > self.pressure { self.rising } else { self.falling };
+        self.pressure += (level - self.pressure) * (1.0 - (-after.div_duration_f64(pace)).exp());
+        self.pressure
     }
 }
 
@@ -137,6 +144,7 @@ impl Pulse {
 pub async fn watch(
     gate: Arc<Gate>,
     queues: Vec<Queue>,
+    mut pulse: Pulse,
     press: impl Fn(f64) -> Duration,
     stopping: CancellationToken,
 ) {
@@ -149,7 +157,7 @@ pub async fn watch(
     };
     let delay = metrics::gauge!("headcount_scheduling_delay_seconds");
     let asked = metrics::gauge!("headcount_next_heartbeat_seconds");
-    let (told, mut pulse, mut last) = (Told::default(), Pulse::default(), Instant::now());
+    let (told, mut last) = (Told::default(), Instant::now());
     while stopping.run_until_cancelled(tokio::time::sleep(EVERY)).await.is_some() {
         let Ok(waited) = probe.wait().await else { continue };
         let after = last.elapsed();
@@ -282,24 +290,24 @@ mod tests {
 
     #[test]
     fn players_are_slowed_down_soon_and_let_loose_slowly_and_never_by_leaps() {
-        let mut pulse = Pulse::default();
+        let mut pulse = Pulse::new(Duration::from_secs(30), Duration::from_secs(600));
         let mut before = 0.0;
-        for _ in 0..1_500 {
+        for _ in 0..4_500 {
             let now = pulse.take(1.0, EVERY);
-            assert!(now >= before && now - before < 0.003, "{before} to {now}");
+            assert!(now >= before && now - before < 0.001, "{before} to {now}");
             before = now;
         }
-        assert!(before > 0.9, "{before} after 30 s");
-        for _ in 0..1_500 {
+        assert!(before > 0.9, "{before} after three beats");
+        for _ in 0..10_000 {
             let now = pulse.take(0.0, EVERY);
-            assert!(now <= before && before - now < 0.003, "{before} to {now}");
+            assert!(now <= before && before - now < 0.001, "{before} to {now}");
             before = now;
         }
-        assert!((0.4..0.8).contains(&before), "{before} after 30 s more");
-        for _ in 0..15_000 {
+        assert!((0.3..0.4).contains(&before), "{before} after the longest interval");
+        for _ in 0..50_000 {
             before = pulse.take(0.0, EVERY);
         }
-        assert!(before < 0.01, "{before} after 5 minutes");
+        assert!(before < 0.01, "{before} after five more");
     }
 
     #[tokio::test]
@@ -326,7 +334,9 @@ mod tests {
             rhythm.press(pressure);
             rhythm.next()
         };
-        let watching = watch(gate, vec![queue], press, stopping.clone());
+        // Beats every three seconds, for this to take no longer than that.
+        let pulse = Pulse::new(Duration::from_secs(3), Duration::from_secs(9));
+        let watching = watch(gate, vec![queue], pulse, press, stopping.clone());
         let told = async {
             while rhythm.next() < Duration::from_secs(31) {
                 tokio::time::sleep(EVERY).await;

@@ -209,13 +209,19 @@ impl Service {
 
     /// What `/metrics` says of one name, its labels added up.
     pub(crate) async fn metric(&self, name: &str) -> anyhow::Result<f64> {
+        self.metric_with(name, "").await
+    }
+
+    /// The same of those that have this label.
+    pub(crate) async fn metric_with(&self, name: &str, label: &str) -> anyhow::Result<f64> {
         let (_, text) = http::ask(self.ops, "/metrics").await?;
         let samples = text.lines().filter_map(|line| {
             let rest = line.strip_prefix(name)?;
             if !rest.starts_with([' ', '{']) {
                 return None;
             }
-            rest.rsplit_once(' ')?.1.parse::<f64>().ok()
+            let (labels, value) = rest.rsplit_once(' ')?;
+            if labels.contains(label) { value.parse::<f64>().ok() } else { None }
         });
         Ok(samples.sum())
     }

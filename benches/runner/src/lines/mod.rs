@@ -1,5 +1,6 @@
 //! The lines of the bench, in the order in which they run.
 
+mod backoff;
 mod count;
 mod embedded;
 mod flush;
@@ -39,6 +40,8 @@ pub(crate) enum Line {
     Flush,
     /// Twice what the machine can do
     Overload,
+    /// Viewers who ask for twice what can be done and beat less often when they are told to; only with --only
+    Backoff,
     /// The service's memory at full load: 45 s, or ten minutes where it is named with --only
     Soak,
     /// 10,000, 100,000 and 1,000,000 viewers; about ten minutes, and only with --only
@@ -58,13 +61,14 @@ impl Line {
             Self::Sweep => sweep::run(bench).await,
             Self::Flush => flush::run(bench).await,
             Self::Overload => overload::run(bench).await,
+            Self::Backoff => backoff::run(bench).await,
             Self::Soak => soak::run(bench).await,
             Self::Growth => growth::run(bench).await,
         }
     }
 
-    /// Whether a run without `--only` has it: one takes longer than all others together.
+    /// Whether a run without `--only` has it: these take minutes each.
     pub(crate) fn is_default(self) -> bool {
-        self != Self::Growth
+        !matches!(self, Self::Backoff | Self::Growth)
     }
 }

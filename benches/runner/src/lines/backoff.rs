@@ -1,0 +1,113 @@
+//! An audience that asks for twice what the service can do, and does as it is told: its load falls by itself.
+
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio::process::Command;
+
+use crate::{
+    audience::Body,
+    bench::{Bench, WARM_UP},
+    process::{Apart, Process},
+    report::{Bound::AtMost, Figure},
+    world::World,
+    wrk::{Load, round},
+};
+
+/// Programs that take their share of the processor headcount is on: else the simulator, which has but the
+/// others, couldn't ask for twice what it can do.
+const NEIGHBOURS: usize = 4;
+
+/// How often viewers beat at first: six times as often as by default, and all that follows is as much shorter.
+const EVERY: u32 = 5;
+const USUAL: f64 = 5.0;
+const SLOWEST: &str = "33";
+const SETTINGS: [(&str, &str); 3] =
+    [("PRESENCE__HEARTBEAT_EVERY", "5s"), ("PRESENCE__WINDOW", "100s"), ("JOBS__SWEEP_EVERY", "10s")];
+
+const TIMES: f64 = 2.0;
+
+const LOOKS: u32 = 24;
+const A_LOOK: Duration = Duration::from_secs(5);
+
+/// What happened between two looks.
+#[derive(Debug, Serialize)]
+struct Seen {
+    /// Requests a second.
+    asked: f64,
+    refused_share: f64,
+    next_heartbeat: f64,
+}
+
+pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
+    let world = World::watched(bench, &SETTINGS).await?;
+    let mut neighbours = Vec::new();
+    for _ in 0..NEIGHBOURS {
+        let mut command = Command::new("sh");
+        command.args(["-c", "while :; do :; done"]);
+        neighbours.push(Process::start(command, &bench.log("neighbour"))?);
+    }
+    let service = &world.service;
+    let crowded = neighbours.iter().map(Process::id).chain([service.id(), world.redis.id]);
+    let apart = Apart::keep(&crowded.collect::<Vec<_>>())?;
+
+    let load = Load::new(service, None, bench.requests(Body::Viewer)?, "POST", "/api/video/%s/heartbeat");
+    round(bench, &load, WARM_UP).await?;
+    let can_do = round(bench, &load, bench.round()).await?.requests_per_second;
+    // Whoever was slowed down by that is not any more.
+    while service.metric("headcount_next_heartbeat_seconds").await? > USUAL {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a few 100,000 viewers")]
+    let viewers = (can_do * TIMES) as u32 * EVERY;
+    let looks = if bench.options.quick { LOOKS / 2 } else { LOOKS };
+    let mut command = Command::new(&bench.options.headcount);
+    command.args(["simulate", "--targets", &format!("http://{}", service.public), "--seed", "1"]);
+    command.args(["--viewers", &viewers.to_string(), "--videos", "10000", "--plays-per-viewer", "0"]);
+    command.args(["--heartbeat-every", &format!("{EVERY}s"), "--in-flight", "1000"]);
+    // It is stopped when the measuring is over.
+    command.args(["--duration", &format!("{}s", 2 * looks * u32::try_from(A_LOOK.as_secs())?)]);
+    let simulator = Process::start(command, &bench.log("simulate"))?;
+    let mut seen = Vec::new();
+    for _ in 0..looks {
+        let before = answered(&world).await?;
+        let began = std::time::Instant::now();
+        tokio::time::sleep(A_LOOK).await;
+        let after = answered(&world).await?;
+        let asked = after.0 - before.0;
+        seen.push(Seen {
+            asked: asked / began.elapsed().as_secs_f64(),
+            refused_share: (after.1 - before.1) / asked,
+            next_heartbeat: service.metric("headcount_next_heartbeat_seconds").await?,
+        });
+    }
+    simulator.kill().await?;
+    drop(apart);
+    for neighbour in neighbours {
+        neighbour.kill().await?;
+    }
+
+    let busiest = seen.iter().map(|seen| seen.asked).fold(0.0, f64::max);
+    let slowest = seen.iter().map(|seen| seen.next_heartbeat).fold(0.0, f64::max);
+    if let Some(last) = seen.last() {
+        let name = format!("{viewers} viewers who obey: requests at most a second ÷ what can be done");
+        bench.figure(Figure::new(name, busiest / can_do, ""));
+        bench.figure(Figure::new(
+            format!("longest `nextHeartbeatSeconds`, of {SLOWEST} at worst"),
+            slowest,
+            "s",
+        ));
+        let name = "requests a second in the end ÷ what can be done";
+        bench.figure(Figure::new(name, last.asked / can_do, "").must(AtMost(1.0)));
+        let name = "refused in the end";
+        bench.figure(Figure::new(name, last.refused_share * 100.0, "%").must(AtMost(1.0)));
+    }
+    bench.raw("backoff", seen);
+    world.stop().await
+}
+
+/// Requests that were answered, and those of them that were refused.
+async fn answered(world: &World) -> anyhow::Result<(f64, f64)> {
+    let name = "headcount_http_requests_total";
+    Ok((world.service.metric(name).await?, world.service.metric_with(name, "status=\"503\"").await?))
+}
