@@ -39,5 +39,6 @@ mod redis_trouble;
 mod redis_trouble_data;
 mod routes;
 mod shards;
+mod shards_memory;
 mod shards_property;
 mod world;

@@ -1,7 +1,7 @@
 //! In which shards a video's viewers are: its places now, and those that viewers are still leaving.
 //!
 //! A video has one shard until its audience outgrows it; the sweep then changes the number, and viewers
-//! move with their own beats. Nothing here knows Redis: `in_redis/map.rs` reads and keeps the entries.
+//! move with their own beats. Nothing here knows Redis: `in_redis/map/` reads and keeps the entries.
 
 mod entry;
 

@@ -4,6 +4,8 @@
 //! version afterwards: where that is another, what was read or written by it is looked at again. The
 //! sweep asks the map itself.
 
+mod settings;
+
 use std::{
     collections::HashMap,
     sync::{
@@ -17,7 +19,7 @@ use ahash::RandomState;
 use arc_swap::ArcSwapOption;
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use redis::{Cmd, Value};
+use redis::Cmd;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -25,9 +27,7 @@ use crate::{
     config,
     error::StoreError,
     ids::{Partition, VideoId},
-    presence::shards::{
-        AUTO, BEFORE_THE_MAP, EVERY_VIDEO, Entries, Entry, MINDED_BEYOND_WINDOW, OLDEST_COPY, Places,
-    },
+    presence::shards::{AUTO, EVERY_VIDEO, Entries, Entry, MINDED_BEYOND_WINDOW, OLDEST_COPY, Places},
     store::{
         redis::{Connection, Greeter, Redis, reply},
         script::LuaScript,
@@ -35,17 +35,13 @@ use crate::{
 };
 
 /// Changes or forgets one entry.
-pub(crate) static RESHARD: LuaScript = LuaScript::new("reshard", include_str!("../lua/reshard.lua"));
+pub(crate) static RESHARD: LuaScript = LuaScript::new("reshard", include_str!("../../lua/reshard.lua"));
 
 /// How often an instance that nobody beats at looks whether the map has changed.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// Entries read in one step.
 const PAGE: usize = 1_000;
-
-/// An instance whose `presence.shards` is another than what is in force says so again after so long:
-/// while a new number is being rolled out, those that still have the old one keep quiet.
-const INSIST_AFTER: Duration = Duration::from_secs(3_600);
 
 /// The way to the map. Clones share the copy.
 #[derive(Clone)]
@@ -322,81 +318,6 @@ impl ShardMap {
     async fn keep_recent(&self, connection: &Connection) -> Result<(), StoreError> {
         let copy = self.renewed(connection).await?;
         self.insist(connection, copy.entries.every()).await
-    }
-
-    /// Has the map say what the settings say: at start, where it says nothing, and seldom otherwise.
-    async fn insist(&self, connection: &Connection, every: Option<&Entry>) -> Result<(), StoreError> {
-        let (now, wanted) = (self.monotonic(), self.shared.wanted.as_str());
-        if let Some(every) = every.filter(|every| every.number().to_string() == wanted) {
-            *self.shared.insist_at.lock() = now + INSIST_AFTER;
-            // They would all count again after a jump of the clock.
-            let long_over = self.minding_time() - self.shared.window;
-            return if every.is_done_with_formers(long_over) {
-                self.drop_formers(connection).await
-            } else {
-                Ok(())
-            };
-        }
-        if every.is_some() && now < *self.shared.insist_at.lock() {
-            return Ok(());
-        }
-        let mut stored = self.stored_for_every(connection).await?;
-        if let Some(garbage) = stored.take_if(|stored| Entry::parse(stored).is_none()) {
-            let forget = self.reshard_all(Some(&garbage), None, AUTO);
-            connection.query::<i64>(forget).await?;
-        }
-        let before = match stored {
-            None if self.was_swept_without_a_map(connection).await? => BEFORE_THE_MAP,
-            _ => AUTO,
-        };
-        let told = stored.as_deref().unwrap_or(before);
-        let call = self.reshard_all(stored.as_deref(), Some(wanted), before);
-        if connection.query::<i64>(call).await? == 1 {
-            let told = told.split(' ').next().unwrap_or_default();
-            if told != wanted {
-                tracing::info!(
-                    shards.before = told,
-                    shards.now = wanted,
-                    "presence.shards is {wanted} for all instances now, it was {told}: viewers move with \
-                     their next beats"
-                );
-            }
-            self.read(connection).await?;
-        }
-        *self.shared.insist_at.lock() = now + INSIST_AFTER;
-        Ok(())
-    }
-
-    /// Drops from the entry of every video the former numbers whose time is over.
-    async fn drop_formers(&self, connection: &Connection) -> Result<(), StoreError> {
-        let stored = self.stored_for_every(connection).await?;
-        let call = self.reshard_all(stored.as_deref(), Some(&self.shared.wanted), AUTO);
-        connection.query::<i64>(call).await?;
-        self.read(connection).await.map(drop)
-    }
-
-    /// What stands in the map for every video.
-    async fn stored_for_every(&self, connection: &Connection) -> Result<Option<String>, StoreError> {
-        let mut get = redis::cmd("HGET");
-        get.arg(self.shared.redis.keys().shards_map()).arg(EVERY_VIDEO);
-        connection.query(get).await
-    }
-
-    /// Whether a build that knew no map left viewers here.
-    async fn was_swept_without_a_map(&self, connection: &Connection) -> Result<bool, StoreError> {
-        let keys = self.shared.redis.keys();
-        let asked = Partition::all().map(|partition| {
-            let mut exists = redis::cmd("EXISTS");
-            exists.arg(keys.swept(partition));
-            exists
-        });
-        let found: Vec<Value> = connection.pipe(asked.collect()).await?;
-        for value in found {
-            if reply::<i64>(value)? == 1 {
-                return Ok(true);
-            }
-        }
-        Ok(false)
     }
 
     fn monotonic(&self) -> Duration {
