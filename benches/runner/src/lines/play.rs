@@ -26,19 +26,24 @@ pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
     for (what, body, must, aim, redis_must) in kinds {
         // The keys of one kind shouldn't weigh on the next.
         let world = World::start(bench, &[AT_ITS_LIMIT]).await?;
-        let play = Load::new(&world.service, Some(&world.redis), bench.requests(body)?, "POST", PLAY);
-        let empty = Load { path: EMPTY.to_owned(), settle: Duration::ZERO, ..play.clone() };
-        let rounds = alternate(bench, &[&play, &empty]).await?;
-        let ratio = ratio(&rounds[0], &rounds[1]);
-        let redis = median_of(&rounds[0], |round| round.redis_micros.unwrap_or(f64::NAN));
-        bench.route(what, Some(ratio), rounds[0].clone());
-        bench.route("its empty handler", None, rounds[1].clone());
-        let figure = Figure::new(format!("{what} ÷ empty handler"), ratio, "").must(AtLeast(must));
-        let figure = figure.doubted(doubt(&[&rounds[0], &rounds[1]]));
-        bench.figure(Figure { aim: aim.map(AtLeast), ..figure });
-        if let Some(bound) = redis_must {
-            let figure = Figure::new("its Redis time", redis, "µs a play").must(AtMost(bound));
-            bench.figure(figure.aim(AtMost(8.0)).doubted(doubt(&[&rounds[0]])));
+        // The more wait for an answer, the more share a call of the script.
+        for connections in [64, 256] {
+            let play = Load::new(&world.service, Some(&world.redis), bench.requests(body)?, "POST", PLAY);
+            let play = play.connections(connections);
+            let empty = Load { path: EMPTY.to_owned(), settle: Duration::ZERO, ..play.clone() };
+            let rounds = alternate(bench, &[&play, &empty]).await?;
+            let ratio = ratio(&rounds[0], &rounds[1]);
+            let redis = median_of(&rounds[0], |round| round.redis_micros.unwrap_or(f64::NAN));
+            let what = format!("{what}, {connections} connections");
+            bench.route(&what, Some(ratio), rounds[0].clone());
+            bench.route(&format!("its empty handler, {connections} connections"), None, rounds[1].clone());
+            let figure = Figure::new(format!("{what} ÷ empty handler"), ratio, "").must(AtLeast(must));
+            let figure = figure.doubted(doubt(&[&rounds[0], &rounds[1]]));
+            bench.figure(Figure { aim: aim.map(AtLeast), ..figure });
+            if let Some(bound) = redis_must {
+                let figure = Figure::new("its Redis time", redis, "µs a play").must(AtMost(bound));
+                bench.figure(figure.aim(AtMost(8.0)).doubted(doubt(&[&rounds[0]])));
+            }
         }
         world.stop().await?;
     }
