@@ -15,7 +15,6 @@ pub(crate) mod read;
 mod send;
 pub(crate) mod since;
 mod slowed;
-pub(crate) mod turns;
 pub(crate) mod walk;
 pub(crate) mod writer;
 
@@ -112,14 +111,12 @@ impl RedisPresence {
     #[must_use]
     pub fn jobs(&self, config: &Config) -> Vec<Arc<dyn Job>> {
         let tally = Arc::new(Tally::new(self.redis.clock().now().secs()));
-        let turns = turns::Turns::new();
         let slowed = slowed::Slowed { redis: self.redis.clone(), rhythm: self.rhythm.clone() };
         Partition::all()
             .map(|partition| {
                 let means = sweep::Means {
                     redis: self.redis.clone(),
                     walker: self.walker.clone(),
-                    turns: turns.clone(),
                     map: self.map.clone(),
                     known: self.known.clone(),
                     tally: tally.clone(),

@@ -10,7 +10,6 @@ use std::{
 
 use redis::Cmd;
 
-use super::turns::Turns;
 use crate::{
     config,
     error::StoreError,
@@ -97,12 +96,6 @@ struct Step {
     moving: bool,
 }
 
-/// What a sweep minds while it walks.
-pub(crate) struct Sweeping<'a> {
-    pub(crate) lock: &'a mut Held,
-    pub(crate) turns: &'a Turns,
-}
-
 impl Walker {
     pub(crate) fn new(
         redis: Redis,
@@ -124,7 +117,7 @@ impl Walker {
         &self,
         connection: &Connection,
         videos: &[(VideoId, Walk)],
-        mut sweeping: Option<Sweeping<'_>>,
+        mut lock: Option<&mut Held>,
     ) -> Result<Vec<Result<Walked, StoreError>>, StoreError> {
         let mut results: Vec<Result<Walked, StoreError>> = vec![Ok(Walked::default()); videos.len()];
         let mut steps: VecDeque<Step> = self.steps(videos).collect();
@@ -134,9 +127,9 @@ impl Walker {
             let calls = calls_of(&batch);
             let commands = calls.iter().map(|steps| self.command(steps, WORK_IN_FLIGHT / calls.len() as u64));
             let commands = commands.collect();
-            let values = match &mut sweeping {
-                Some(Sweeping { lock, turns }) => {
-                    let _turn = turns.mine().await;
+            let values = match &mut lock {
+                Some(lock) => {
+                    let _turn = self.redis.turn().await;
                     lock.still_mine(connection).await?;
                     connection.pipe(commands).await?
                 }

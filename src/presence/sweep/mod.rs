@@ -16,7 +16,7 @@ use rand::RngExt;
 use self::pass::Pass;
 pub(crate) use self::pass::{COUNT_STORE, FINISH, REGISTRY_LEAVE};
 use super::{
-    in_redis::{map::ShardMap, since::Known, turns::Turns, walk::Walker, writer::note_life},
+    in_redis::{map::ShardMap, since::Known, walk::Walker, writer::note_life},
     tally::{Share, Tally},
 };
 use crate::{
@@ -35,7 +35,6 @@ use crate::{
 pub(super) struct Means {
     pub(super) redis: Redis,
     pub(super) walker: Walker,
-    pub(super) turns: Turns,
     pub(super) map: ShardMap,
     pub(super) known: Known,
     pub(super) tally: Arc<Tally>,
@@ -46,7 +45,6 @@ pub struct Sweep {
     redis: Redis,
     partition: Partition,
     walker: Walker,
-    turns: Turns,
     map: ShardMap,
     viewers_per_shard: u32,
     interval: Duration,
@@ -80,12 +78,11 @@ pub struct Swept {
 impl Sweep {
     /// The sweep of `partition`.
     pub(super) fn new(means: Means, config: &Config, partition: Partition) -> Self {
-        let Means { redis, walker, turns, map, known, tally } = means;
+        let Means { redis, walker, map, known, tally } = means;
         Self {
             redis,
             partition,
             walker,
-            turns,
             map,
             viewers_per_shard: config.presence.viewers_per_shard,
             interval: config.jobs.sweep_every,

@@ -13,13 +13,7 @@ use crate::{
     failpoint,
     ids::VideoId,
     presence::{
-        in_redis::{
-            map::Look,
-            read::stamps,
-            since::Cause,
-            turns::Turn,
-            walk::{Sweeping, Walked},
-        },
+        in_redis::{map::Look, read::stamps, since::Cause, walk::Walked},
         shards::{Change, Places},
     },
     store::{
@@ -97,7 +91,7 @@ impl<'a> Pass<'a> {
         let mut corrupt = 0;
         let mut failed = None;
         for videos in videos.chunks(LOOKED_AT_TOGETHER) {
-            let turn = self.turn().await;
+            let turn = self.sweep.redis.turn().await;
             let looking = self.sweep.map.look(&self.connection, videos.iter().map(|(video, _)| video));
             let look = failpoint::step("sweep.look", Part::Redis, looking).await?;
             drop(turn);
@@ -131,8 +125,7 @@ impl<'a> Pass<'a> {
             .map(|((video, _), places)| (video.clone(), places.walk(minding)))
             .collect();
         let began = self.sweep.redis.clock().now();
-        let sweeping = Sweeping { lock: &mut self.lock, turns: &self.sweep.turns };
-        let walking = self.sweep.walker.walk(&self.connection, &walks, Some(sweeping));
+        let walking = self.sweep.walker.walk(&self.connection, &walks, Some(&mut self.lock));
         let walked = failpoint::step("sweep.walk", Part::Redis, walking).await?;
         let mut counted = Vec::new();
         for (index, ((video, score), walked)) in videos.iter().zip(walked).enumerate() {
@@ -151,7 +144,7 @@ impl<'a> Pass<'a> {
                 }
             }
         }
-        let _turn = self.sweep.turns.mine().await;
+        let _turn = self.sweep.redis.turn().await;
         self.lock.still_mine(&self.connection).await?;
         if self.drop_moved(look, &mut counted).await? {
             // Their number is not known, so the pass is none of all videos: once more, soon.
@@ -163,11 +156,6 @@ impl<'a> Pass<'a> {
         }
         failpoint::step("sweep.store", Part::Redis, self.store(&counted, began)).await?;
         self.reshard(&counted).await
-    }
-
-    /// Waits until no other partition has Redis work for it.
-    async fn turn(&self) -> Turn<'a> {
-        self.sweep.turns.mine().await
     }
 
     /// Sets the stamp that makes low counts doubted: where nobody swept for long, nobody may have been
@@ -206,7 +194,7 @@ impl<'a> Pass<'a> {
         loop {
             let mut scan = redis::cmd("ZSCAN");
             scan.arg(&key).arg(&cursor).arg("COUNT").arg(REGISTRY_STEP);
-            let turn = self.turn().await;
+            let turn = self.sweep.redis.turn().await;
             let (next, page): (String, Vec<(String, f64)>) = self.connection.query(scan).await?;
             drop(turn);
             for (video, score) in page {
