@@ -127,7 +127,7 @@ fn cases() -> Vec<Case> {
             script: "prune",
             before: &["HSET #video:online:42:0 a 100 b 900"],
             keys: &["#video:online:42:0"],
-            args: &["0", "400", "1000", "500", "750", "0"],
+            args: &["0", "400", "1000", "500", "750", "0", "1000"],
             answer: Value::Array(vec![text("0"), Value::Int(1), Value::Int(0), Value::Int(1)]),
             after: ("TTL #video:online:42:0", Value::Int(750)),
         },
@@ -135,9 +135,36 @@ fn cases() -> Vec<Case> {
             script: "prune",
             before: &["HSET #video:online:42:0 a x b 5000", "EXPIRE #video:online:42:0 70"],
             keys: &["#video:online:42:0"],
-            args: &["0", "400", "1000", "500", "750", "0"],
+            args: &["0", "400", "1000", "500", "750", "0", "1000"],
             answer: Value::Array(vec![text("0"), Value::Int(0), Value::Int(1), Value::Int(1)]),
             after: ("HGET #video:online:42:0 b", text("1000")),
+        },
+        // A hash each costs 10 here and 20 are enough: what Redis refuses costs nothing.
+        Case {
+            script: "prune",
+            before: &[
+                "HSET #video:online:42:0 a 100 b 900",
+                "SET #video:online:42:1 text",
+                "HSET #video:online:42:2 c 900 d 901",
+                "HSET #video:online:42:3 e 100",
+            ],
+            keys: &["#video:online:42:0", "#video:online:42:1", "#video:online:42:2", "#video:online:42:3"],
+            args: &["0", "400", "1000", "500", "750", "0", "20"],
+            answer: Value::Array(vec![
+                text("0"),
+                Value::Int(1),
+                Value::Int(0),
+                Value::Int(1),
+                text("WRONGTYPE Operation against a key holding the wrong kind of value"),
+                Value::Int(0),
+                Value::Int(0),
+                Value::Int(0),
+                text("0"),
+                Value::Int(0),
+                Value::Int(0),
+                Value::Int(2),
+            ]),
+            after: ("HLEN #video:online:42:3", Value::Int(1)),
         },
         Case {
             script: "count_store",
@@ -332,7 +359,7 @@ async fn a_hash_that_was_long_once_becomes_a_listpack_again_and_keeps_its_life()
     let script = scripts().into_iter().find(|script| script.name() == "prune").unwrap();
     let mut cursor = "0".to_owned();
     loop {
-        let args = [cursor.as_str(), "400", "1000", "500", "750", "300"];
+        let args = [cursor.as_str(), "400", "1000", "500", "750", "300", "1000"];
         let step = call(script, std::slice::from_ref(&key), &args);
         let (next, _, _, left): (String, i64, i64, i64) = step.query_async(&mut connection).await.unwrap();
         cursor = next;

@@ -37,8 +37,12 @@ pub static CLAIM: LuaScript = LuaScript::new("claim", include_str!("../lua/claim
 /// Takes a batch off.
 pub static SETTLE: LuaScript = LuaScript::new("settle", include_str!("../lua/settle.lua"));
 
-/// Videos in one batch: settling them blocks Redis for about 5 ms.
+/// Videos in one batch. Claiming and settling them keeps Redis from everybody else: for 2 and 5 ms.
 const CLAIMED_AT_ONCE: usize = 1_000;
+
+/// The same where a batch may be applied at once. The size of one that must grow old first bounds how many
+/// videos a partition brings to the database; these follow each other anyway, and others wait half as long.
+const CLAIMED_UNAGED: usize = 500;
 
 /// Moves plays from Redis to the database.
 pub struct Flusher {
@@ -131,6 +135,10 @@ impl Flusher {
         &self.ledger
     }
 
+    fn claimed_at_once(&self) -> usize {
+        if self.min_age.is_zero() { CLAIMED_UNAGED } else { CLAIMED_AT_ONCE }
+    }
+
     /// Whether batches wait for replicas that aren't there.
     fn is_short_of_replicas(&self) -> bool {
         self.replicas.as_ref().is_some_and(Replicas::are_short)
@@ -181,19 +189,37 @@ impl Flusher {
         connection: &Connection,
         partition: Partition,
     ) -> Result<Option<Claim>, StoreError> {
+        // What this process has taken up before needn't be looked for, nor need others be brought along.
+        let is_held = self.taken[partition.index()].lock().is_some();
+        if is_held {
+            if let Some(claim) = self.take_up(connection, partition, &[]).await? {
+                return Ok(Some(claim));
+            }
+            *self.taken[partition.index()].lock() = None;
+        }
+        let Some(videos) = self.look(connection, partition).await? else { return Ok(None) };
+        self.take_up(connection, partition, &videos).await
+    }
+
+    /// Some of the videos that have plays waiting; `None` where nothing is to be done.
+    async fn look(
+        &self,
+        connection: &Connection,
+        partition: Partition,
+    ) -> Result<Option<Vec<VideoId>>, StoreError> {
         let keys = self.redis.keys();
-        let (batch, dirty) = (keys.batch(partition), keys.dirty(partition));
+        let dirty = keys.dirty(partition);
         let mut some = redis::cmd("SRANDMEMBER");
-        some.arg(&dirty).arg(CLAIMED_AT_ONCE);
+        some.arg(&dirty).arg(self.claimed_at_once());
         let mut exists = redis::cmd("EXISTS");
-        exists.arg(&batch);
+        exists.arg(keys.batch(partition));
+        let _turn = self.redis.turn().await;
         let looking = connection.pipe_array([some, exists]);
         let [members, exists] = failpoint::step("flush.look", Part::Redis, looking).await?;
         let (members, exists): (Vec<String>, bool) = (reply(members)?, reply(exists)?);
         if members.is_empty() && !exists {
             return Ok(None);
         }
-        let full = members.len() == CLAIMED_AT_ONCE;
         let (videos, strangers): (Vec<_>, Vec<_>) = members
             .into_iter()
             .map(|member| VideoId::parse(&member).ok().ok_or(member))
@@ -205,19 +231,32 @@ impl Flusher {
             drop.arg(&dirty).arg(strangers);
             connection.query::<i64>(drop).await?;
         }
+        Ok(Some(videos.into_iter().flatten().collect()))
+    }
 
-        let mut script_keys = vec![batch, dirty, keys.refused(partition)];
+    /// Takes up the batch that is there, or else claims one of `videos`.
+    async fn take_up(
+        &self,
+        connection: &Connection,
+        partition: Partition,
+        videos: &[VideoId],
+    ) -> Result<Option<Claim>, StoreError> {
+        let keys = self.redis.keys();
+        let mut script_keys = vec![keys.batch(partition), keys.dirty(partition), keys.refused(partition)];
         let mut args = vec![Uuid::now_v7().to_string(), self.redis.clock().for_script()];
-        for video in videos.into_iter().flatten() {
-            script_keys.push(keys.delta(partition, &video));
+        for video in videos {
+            script_keys.push(keys.delta(partition, video));
             args.push(video.to_string());
         }
         let call = CLAIM.call(&script_keys, &args);
         let claiming = async {
             match &self.replicas {
-                None => connection.query(call).await,
+                None => {
+                    let _turn = self.redis.turn().await;
+                    connection.query(call).await
+                }
                 // Also one that was there before: taking it up again writes #tries, which stands behind
-                // the batch in what replicas are sent.
+                // the batch in what replicas are sent. They are waited for on a connection of their own.
                 Some(replicas) => replicas.query(call).await,
             }
         };
@@ -229,7 +268,7 @@ impl Flusher {
             let key = self.redis.keys().batch(partition);
             StoreError::unexpected(Part::Redis, format!("the batch at {key} can't be read: {answer:?}"))
         })?;
-        self.take(&mut claim, full);
+        self.take(&mut claim, videos.len() >= self.claimed_at_once());
         Ok(Some(claim))
     }
 
@@ -277,9 +316,13 @@ impl Flusher {
                 applied.views.get(video).copied().unwrap_or(0).to_string()
             });
         }
-        let settling = connection.query(SETTLE.call(&script_keys, &args));
+        let settling = async {
+            let _turn = self.redis.turn().await;
+            connection.query(SETTLE.call(&script_keys, &args)).await
+        };
         let (settled, short, _left): (i64, i64, i64) =
             failpoint::step("flush.settle", Part::Redis, settling).await?;
+        self.taken[partition.index()].lock().take_if(|taken| taken.id == batch.id);
         if settled == 1 && short > 0 {
             tracing::error!(
                 flush.short = short,

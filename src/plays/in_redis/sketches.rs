@@ -198,7 +198,9 @@ impl Sketches {
             command.arg(key);
             command
         };
+        let turn = self.redis.turn().await;
         let counts = connection.pipe(keys.iter().map(|key| ask("PFCOUNT", key)).collect()).await?;
+        drop(turn);
         let mut changed = Vec::new();
         for ((video, key), count) in videos.iter().zip(&keys).zip(counts) {
             match reply::<i64>(count) {
@@ -218,7 +220,9 @@ impl Sketches {
             return Ok(Vec::new());
         }
         // Read after the counts: a sketch holds at least the viewers it is said to.
+        let turn = self.redis.turn().await;
         let bytes = connection.pipe(changed.iter().map(|(_, key, _)| ask("GET", *key)).collect()).await?;
+        drop(turn);
         let mut sketches = Vec::with_capacity(changed.len());
         for ((video, _, count), bytes) in changed.into_iter().zip(bytes) {
             if let Some(bytes) = reply::<Option<Vec<u8>>>(bytes)? {

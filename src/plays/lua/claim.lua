@@ -31,47 +31,49 @@ if now == '' then
   now = string.format('%d%03d', time[1], math.floor(time[2] / 1000))
 end
 
-local function answer(made)
+if redis.call('EXISTS', KEYS[1]) == 1 then
+  redis.call('HINCRBY', KEYS[1], '#tries', 1)
   local batch = redis.call('HGETALL', KEYS[1])
-  local head, plays = {}, {}
+  local head, result = {}, { '', '0', '0', now, '0' }
   for field = 1, #batch, 2 do
     if string.sub(batch[field], 1, 1) == '#' then
       head[batch[field]] = batch[field + 1]
     else
-      plays[#plays + 1] = batch[field]
-      plays[#plays + 1] = batch[field + 1]
+      result[#result + 1] = batch[field]
+      result[#result + 1] = batch[field + 1]
     end
   end
-  local result = { head['#id'] or '', head['#at'] or '0', head['#tries'] or '0', now, made }
-  for _, part in ipairs(plays) do
-    result[#result + 1] = part
-  end
+  result[1] = head['#id'] or result[1]
+  result[2] = head['#at'] or result[2]
+  result[3] = head['#tries'] or result[3]
   return result
 end
 
-if redis.call('EXISTS', KEYS[1]) == 1 then
-  redis.call('HINCRBY', KEYS[1], '#tries', 1)
-  return answer('0')
-end
-
-local batch = { '#id', ARGV[1], '#at', now, '#tries', '1' }
+-- All of them by one command: a command each takes three times as long, and nobody else is served.
+local deltas = #KEYS > 3 and redis.call('MGET', unpack(KEYS, 4)) or {}
+local result, filled = { ARGV[1], now, '1', now, '1' }, 5
 for video = 3, #ARGV do
-  local delta = KEYS[video + 1]
-  local plays = redis.pcall('GET', delta)
-  if type(plays) == 'string' and string.find(plays, '^[1-9]%d*$') then
-    batch[#batch + 1] = ARGV[video]
-    batch[#batch + 1] = plays
+  local plays = deltas[video - 2]
+  if plays and string.find(plays, '^[1-9]%d*$') then
+    result[filled + 1], result[filled + 2] = ARGV[video], plays
+    filled = filled + 2
   else
+    local delta = KEYS[video + 1]
     redis.call('SREM', KEYS[2], ARGV[video])
     if plays == '0' then
       redis.call('DEL', delta)
-    elseif plays then
+    elseif redis.call('EXISTS', delta) == 1 then
       redis.call('SADD', KEYS[3], ARGV[video])
     end
   end
 end
-if #batch == 6 then
+if filled == 5 then
   return {}
 end
-redis.call('HSET', KEYS[1], unpack(batch))
-return answer('1')
+if filled > 300 then
+  -- A long value has Redis make a hashtable at once. Of this many fields it becomes one anyway, after
+  -- it has looked through all that is there for each that is added.
+  redis.call('HSET', KEYS[1], '#id', string.rep('-', 65))
+end
+redis.call('HSET', KEYS[1], '#id', ARGV[1], '#at', now, '#tries', '1', unpack(result, 6))
+return result

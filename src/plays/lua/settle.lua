@@ -41,33 +41,52 @@ for field = 1, #claimed, 2 do
   plays[claimed[field]] = claimed[field + 1]
 end
 
-local short = 0
+-- What is the same for many videos is done by one command for all of them: nobody else is served
+-- meanwhile. Most have no other plays than those of the batch.
+local deltas = {}
+for key = 5, #KEYS, 2 do
+  deltas[#deltas + 1] = KEYS[key]
+end
+local waiting = #deltas > 0 and redis.pcall('MGET', unpack(deltas)) or {}
+
+local short, done, refused, gone = 0, {}, {}, {}
 for arg = 3, #ARGV, 2 do
   local video, views = ARGV[arg], ARGV[arg + 1]
   local delta, total = KEYS[arg + 2], KEYS[arg + 3]
   if views == '' then
-    redis.pcall('SREM', KEYS[2], video)
-    redis.pcall('SADD', KEYS[3], video)
+    refused[#refused + 1] = video
   elseif plays[video] then
-    local left = redis.pcall('DECRBY', delta, plays[video])
+    local left = 0
+    if waiting[(arg - 1) / 2] ~= plays[video] then
+      left = redis.pcall('DECRBY', delta, plays[video])
+    end
     if type(left) ~= 'number' then
       short = short + 1
-      redis.pcall('SREM', KEYS[2], video)
-      redis.pcall('SADD', KEYS[3], video)
+      refused[#refused + 1] = video
     elseif left <= 0 then
       if left < 0 then
         short = short + 1
       end
-      redis.pcall('DEL', delta)
-      redis.pcall('SREM', KEYS[2], video)
-      redis.pcall('SREM', KEYS[3], video)
+      done[#done + 1] = video
+      gone[#gone + 1] = delta
     end
     if views == '0' then
-      redis.pcall('DEL', total)
+      gone[#gone + 1] = total
     else
       redis.pcall('SET', total, views, 'EX', ARGV[2])
     end
   end
+end
+if #refused > 0 then
+  redis.pcall('SREM', KEYS[2], unpack(refused))
+  redis.pcall('SADD', KEYS[3], unpack(refused))
+end
+if #done > 0 then
+  redis.pcall('SREM', KEYS[2], unpack(done))
+  redis.pcall('SREM', KEYS[3], unpack(done))
+end
+if #gone > 0 then
+  redis.pcall('DEL', unpack(gone))
 end
 redis.call('SET', KEYS[4], ARGV[1])
 redis.call('DEL', KEYS[1])

@@ -141,8 +141,13 @@ impl Ledger {
         let videos: Vec<&str> = batch.plays.iter().map(|(video, _)| video.as_str()).collect();
         let reading = session.fetch_all(sqlx::query_as(views).bind(videos));
         let views: Vec<(String, i64)> = failpoint::step("flush.read", Part::Postgres, reading).await?;
-        let refused = "select refused from play_batch where id = $1";
-        let refused: Vec<(Vec<String>,)> = session.fetch_all(sqlx::query_as(refused).bind(batch.id)).await?;
+        let refused: Vec<(Vec<String>,)> = if by_this_call && !one_by_one {
+            // The batch is in since this transaction, and nothing was refused.
+            Vec::new()
+        } else {
+            let refused = "select refused from play_batch where id = $1";
+            session.fetch_all(sqlx::query_as(refused).bind(batch.id)).await?
+        };
         let views: Result<_, StoreError> =
             views.into_iter().map(|(video, views)| Ok((video_of(&video)?, views))).collect();
         let refused: Result<_, StoreError> =

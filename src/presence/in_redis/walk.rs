@@ -1,8 +1,11 @@
 //! Counting a video while dropping who left: the walk that sweeps and live reads share.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use redis::Cmd;
@@ -14,25 +17,24 @@ use crate::{
     presence::shards::Walk,
     store::{
         lock::Held,
-        redis::{Connection, Redis, reply},
+        redis::{Connection, Redis, refusal, reply},
         script::LuaScript,
     },
 };
 
-/// Walks one step through a shard.
+/// Walks through shards.
 pub(crate) static PRUNE: LuaScript = LuaScript::new("prune", include_str!("../lua/prune.lua"));
 
-/// Fields that may be looked at in one pipeline: Redis serves nobody else meanwhile.
+/// Fields that may be looked at in one go, and what comes to as much: Redis serves nobody else meanwhile.
 const WORK_IN_FLIGHT: u64 = 1_000;
-
-/// Shards whose length is asked for in one pipeline; a length costs far less than a walk.
-const LENGTHS_IN_FLIGHT: usize = 1_000;
 
 /// Fields looked at in one step of a long hash.
 const STEP: u64 = 500;
 
-/// What a step through a short hash, or an empty one, costs in fields.
-const LEAST_WORK: u64 = 8;
+/// Shards that are asked for together at first, and at most. How many it comes to in one go is only known
+/// afterwards; those that it didn't come to are asked for again.
+const SHARDS_AT_FIRST: usize = 64;
+const SHARDS_AT_MOST: usize = 512;
 
 /// A hashtable of at most so many viewers is worth making a listpack again.
 const REWRITE_AT_MOST: u64 = 400;
@@ -90,16 +92,8 @@ struct Step {
     video: usize,
     key: String,
     cursor: String,
-    length: u64,
     /// Viewers may go from here to the shards that come later: those wait until this one is done.
     moving: bool,
-}
-
-impl Step {
-    /// Whether one more step may be needed after this, as far as can be told.
-    fn is_long(&self) -> bool {
-        self.cursor != "0" || self.length > STEP
-    }
 }
 
 impl Walker {
@@ -114,8 +108,8 @@ impl Walker {
     }
 
     /// Walks through the given shards of each video. A video one of whose shards Redis refuses to
-    /// walk gets that error, and the others their counts. A sweep's lock is made
-    /// sure of before each step.
+    /// walk gets that error, and the others their counts. A sweep waits for its turn and makes sure of
+    /// its lock before each step.
     ///
     /// # Errors
     /// The connection failed, or the lock is lost.
@@ -126,156 +120,194 @@ impl Walker {
         mut lock: Option<&mut Held>,
     ) -> Result<Vec<Result<Walked, StoreError>>, StoreError> {
         let mut results: Vec<Result<Walked, StoreError>> = vec![Ok(Walked::default()); videos.len()];
-        let mut steps = self.lengths(connection, videos, &mut results).await?;
+        let mut steps: VecDeque<Step> = self.steps(videos).collect();
+        let mut together = SHARDS_AT_FIRST;
         while !steps.is_empty() {
-            if let Some(lock) = &mut lock {
-                lock.still_mine(connection).await?;
-            }
-            let batch = split_by_work(&mut steps);
-            let commands = batch.iter().map(|step| self.command(step)).collect();
-            let values = connection.pipe(commands).await?;
-            let mut again = Vec::new();
-            // A video that is not done with one shard although it seemed short: those that came after
-            // it were looked at too early.
-            let mut too_early = None;
-            for (mut step, value) in batch.into_iter().zip(values) {
-                match reply::<(String, u64, u64, u64)>(value) {
-                    Ok((cursor, removed, corrupt, left)) => {
-                        let counts = too_early != Some(step.video);
-                        if let Ok(walked) = &mut results[step.video] {
-                            walked.removed += removed;
-                            walked.corrupt += corrupt;
-                            if cursor == "0" && counts {
-                                walked.left += left;
-                                walked.shards += u64::from(left > 0);
-                                walked.fullest = walked.fullest.max(left);
-                            }
-                        }
-                        if cursor != "0" && step.moving {
-                            too_early = Some(step.video);
-                        }
-                        if cursor != "0" || !counts {
-                            step.cursor = if counts { cursor } else { "0".into() };
-                            again.push(step);
-                        }
-                    }
-                    Err(error) => results[step.video] = Err(error),
+            let batch: Vec<Step> = steps.drain(..together.min(steps.len())).collect();
+            let calls = calls_of(&batch);
+            let commands = calls.iter().map(|steps| self.command(steps, WORK_IN_FLIGHT / calls.len() as u64));
+            let commands = commands.collect();
+            let values = match &mut lock {
+                Some(lock) => {
+                    let _turn = self.redis.turn().await;
+                    lock.still_mine(connection).await?;
+                    connection.pipe(commands).await?
                 }
+                None => connection.pipe(commands).await?,
+            };
+            let mut answers = Vec::with_capacity(batch.len());
+            for (steps, value) in calls.iter().zip(values) {
+                answers.extend(answers_of(steps.len(), reply(value)));
             }
-            steps.extend(again.into_iter().rev());
+            let asked = batch.len();
+            let again = note(batch, answers, &mut results);
+            together = match asked - again.len() {
+                through if through == asked => (asked + asked / 4 + 1).min(SHARDS_AT_MOST),
+                through => through.max(1),
+            };
+            again.into_iter().rev().for_each(|step| steps.push_front(step));
         }
         Ok(results)
     }
 
-    /// Asks for every shard's length, so that empty ones cost no walk and full ones are known.
-    async fn lengths(
-        &self,
-        connection: &Connection,
-        videos: &[(VideoId, Walk)],
-        results: &mut [Result<Walked, StoreError>],
-    ) -> Result<Vec<Step>, StoreError> {
-        let mut steps = Vec::new();
-        let places: Vec<(usize, bool, bool, String)> = videos
-            .iter()
-            .enumerate()
-            .flat_map(|(index, (video, walk))| {
-                // Nobody comes any more to a place that only a former number has, so an empty one stays
-                // so; to the others viewers on the move may come.
-                let key = move |shard| {
-                    (index, walk.moving, walk.may_fill(shard), self.redis.keys().online(video, shard))
-                };
-                walk.order().map(key)
+    /// A step for every shard, in the order in which they are walked.
+    fn steps(&self, videos: &[(VideoId, Walk)]) -> impl Iterator<Item = Step> {
+        videos.iter().enumerate().flat_map(move |(index, (video, walk))| {
+            walk.order().map(move |shard| Step {
+                video: index,
+                key: self.redis.keys().online(video, shard),
+                cursor: "0".into(),
+                moving: walk.moving,
             })
-            .collect();
-        for places in places.chunks(LENGTHS_IN_FLIGHT) {
-            let commands = places.iter().map(|(.., key)| {
-                let mut length = redis::cmd("HLEN");
-                length.arg(key);
-                length
-            });
-            let lengths = connection.pipe(commands.collect()).await?;
-            for ((video, moving, may_fill, key), value) in places.iter().zip(lengths) {
-                match reply::<u64>(value) {
-                    Ok(0) if !may_fill => {}
-                    Ok(length) => {
-                        let (key, cursor) = (key.clone(), "0".into());
-                        steps.push(Step { video: *video, key, cursor, length, moving: *moving });
-                    }
-                    Err(error) => results[*video] = Err(error),
-                }
-            }
-        }
-        // Walked from the end: what comes first in the order is taken first.
-        steps.reverse();
-        Ok(steps)
+        })
     }
 
-    fn command(&self, step: &Step) -> Cmd {
+    fn command(&self, steps: &[Step], enough: u64) -> Cmd {
         let clock = self.redis.clock();
         let now = clock.now();
         // After a jump of the clock nobody is taken for gone.
         let deadline = if clock.may_remove() { (now - self.window).secs() } else { i64::MIN };
+        let keys: Vec<&str> = steps.iter().map(|step| step.key.as_str()).collect();
         PRUNE.call(
-            &[&step.key],
+            &keys,
             &[
-                step.cursor.clone(),
+                steps.first().map_or_else(|| "0".into(), |step| step.cursor.clone()),
                 deadline.to_string(),
                 now.secs().to_string(),
                 STEP.to_string(),
                 self.life.to_string(),
                 self.listpacks.rewrite_at_most.load(Ordering::Relaxed).to_string(),
+                enough.to_string(),
             ],
         )
     }
 }
 
-/// Takes as many steps from the end as may be in flight together.
-fn split_by_work(steps: &mut Vec<Step>) -> Vec<Step> {
-    let mut work = 0;
-    let mut first = steps.len();
-    while first > 0 {
-        let step = &steps[first - 1];
-        work += step.length.clamp(LEAST_WORK, STEP);
-        if work > WORK_IN_FLIGHT && first < steps.len() {
-            break;
-        }
-        first -= 1;
-        if step.moving && step.is_long() {
-            break;
+/// What the script says of one shard.
+type Answer = (String, u64, u64, u64);
+
+/// The calls in which steps are sent: on one server all shards may share one, whatever their slot. Where a
+/// walk goes on in the middle of a shard a call begins.
+fn calls_of(steps: &[Step]) -> Vec<&[Step]> {
+    steps.chunk_by(|_, next| next.cursor == "0").collect()
+}
+
+/// What a call says of each of its shards; nothing of those that it didn't come to.
+fn answers_of(
+    shards: usize,
+    answer: Result<Vec<Answer>, StoreError>,
+) -> impl Iterator<Item = Option<Result<Answer, StoreError>>> {
+    let (told, refused) = match answer {
+        Ok(told) => (told, None),
+        Err(error) => (Vec::new(), Some(error)),
+    };
+    let mut told = told.into_iter();
+    std::iter::repeat_with(move || match &refused {
+        Some(error) => Some(Err(error.clone())),
+        None => told.next().map(|answer| match answer.0.parse::<u64>() {
+            Ok(_) => Ok(answer),
+            Err(_) => Err(refusal(answer.0.trim_start_matches('-'))),
+        }),
+    })
+    .take(shards)
+}
+
+/// Adds up what was told; the steps that are to be made, again or for the first time.
+fn note(
+    batch: Vec<Step>,
+    answers: Vec<Option<Result<Answer, StoreError>>>,
+    results: &mut [Result<Walked, StoreError>],
+) -> Vec<Step> {
+    let mut again = Vec::new();
+    // A video with a shard that is not done although those that come after it were looked at: too early.
+    let mut too_early = None;
+    for (mut step, answer) in batch.into_iter().zip(answers) {
+        match answer {
+            Some(Ok((cursor, removed, corrupt, left))) => {
+                let counts = too_early != Some(step.video);
+                if let Ok(walked) = &mut results[step.video] {
+                    walked.removed += removed;
+                    walked.corrupt += corrupt;
+                    if cursor == "0" && counts {
+                        walked.left += left;
+                        walked.shards += u64::from(left > 0);
+                        walked.fullest = walked.fullest.max(left);
+                    }
+                }
+                if cursor != "0" && step.moving {
+                    too_early = Some(step.video);
+                }
+                if cursor != "0" || !counts {
+                    step.cursor = if counts { cursor } else { "0".into() };
+                    again.push(step);
+                }
+            }
+            Some(Err(error)) => results[step.video] = Err(error),
+            None => {
+                if step.moving {
+                    too_early = Some(step.video);
+                }
+                again.push(step);
+            }
         }
     }
-    let mut batch = steps.split_off(first);
-    batch.reverse();
-    batch
+    again
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn what_is_in_flight_is_bounded_by_fields_and_not_by_keys() {
-        let step = |length| Step { video: 0, key: String::new(), cursor: "0".into(), length, moving: false };
-        let mut steps: Vec<Step> = (0..100).map(|_| step(5)).collect();
-        assert_eq!(split_by_work(&mut steps).len(), 100);
+    fn steps(count: usize, moving: bool) -> Vec<Step> {
+        let step = |number: usize| Step { video: 0, key: number.to_string(), cursor: "0".into(), moving };
+        (0..count).map(step).collect()
+    }
 
-        let mut steps: Vec<Step> = (0..100).map(|_| step(400)).collect();
-        assert_eq!(split_by_work(&mut steps).len(), 2);
+    fn told(cursor: &str, left: u64) -> Option<Result<Answer, StoreError>> {
+        Some(Ok((cursor.into(), 0, 0, left)))
+    }
 
-        let mut steps: Vec<Step> = (0..3).map(|_| step(1_000_000)).collect();
-        assert_eq!(split_by_work(&mut steps).len(), 2);
-        assert_eq!(steps.len(), 1);
-
-        let mut steps: Vec<Step> = (0..10_000).map(|_| step(0)).collect();
-        assert_eq!(split_by_work(&mut steps).len(), 125, "an empty one is not free");
+    fn open(steps: &[Step]) -> Vec<(&str, &str)> {
+        steps.iter().map(|step| (step.key.as_str(), step.cursor.as_str())).collect()
     }
 
     #[test]
-    fn where_viewers_are_moving_no_shard_is_looked_at_before_a_long_one_ahead_of_it_is_done() {
-        let step = |length, moving| Step { video: 0, key: String::new(), cursor: "0".into(), length, moving };
-        let mut steps = vec![step(5, true), step(5, true), step(501, true), step(5, true)];
-        let lengths = |steps: Vec<Step>| steps.iter().map(|step| step.length).collect::<Vec<_>>();
-        assert_eq!(lengths(split_by_work(&mut steps)), [5, 501]);
-        assert_eq!(lengths(split_by_work(&mut steps)), [5, 5]);
+    fn shards_that_a_call_did_not_come_to_are_asked_for_again_in_their_order() {
+        let mut results = [Ok(Walked::default())];
+        let again = note(steps(4, true), vec![told("0", 3), told("7", 9), None, None], &mut results);
+        assert_eq!(open(&again), [("1", "7"), ("2", "0"), ("3", "0")]);
+        let walked = results[0].as_ref().unwrap();
+        assert_eq!((walked.left, walked.shards, walked.fullest), (3, 1, 3));
+    }
+
+    #[test]
+    fn where_viewers_are_moving_no_shard_counts_that_was_looked_at_before_the_one_ahead_was_done() {
+        for (moving, left, open_then) in
+            [(true, 0, vec![("0", "7"), ("1", "0"), ("2", "0")]), (false, 9, vec![("0", "7")])]
+        {
+            let mut results = [Ok(Walked::default())];
+            // As calls of one shard each answer it.
+            let again = note(steps(3, moving), vec![told("7", 1), told("0", 4), told("0", 5)], &mut results);
+            assert_eq!(open(&again), open_then);
+            assert_eq!(results[0].as_ref().unwrap().left, left);
+        }
+    }
+
+    #[test]
+    fn a_shard_in_the_middle_of_which_a_walk_goes_on_begins_a_call() {
+        let mut steps = steps(5, false);
+        steps[2].cursor = "7".into();
+        let calls: Vec<usize> = calls_of(&steps).into_iter().map(<[Step]>::len).collect();
+        assert_eq!(calls, [2, 3]);
+    }
+
+    #[test]
+    fn what_redis_refuses_fails_a_shard_and_what_it_refuses_whole_fails_all() {
+        let wrong = "WRONGTYPE Operation against a key holding the wrong kind of value";
+        let answers = vec![(wrong.to_owned(), 0, 0, 0), ("0".into(), 0, 0, 5)];
+        let told: Vec<_> = answers_of(3, Ok(answers)).collect();
+        assert!(matches!(&told[..], [Some(Err(_)), Some(Ok(_)), None]));
+        let told: Vec<_> = answers_of(2, Err(refusal("OOM command not allowed"))).collect();
+        assert!(told.iter().all(|told| told.as_ref().is_some_and(|told| told.is_err())));
     }
 }

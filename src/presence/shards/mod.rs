@@ -56,11 +56,6 @@ impl Walk {
     pub(crate) fn order(self) -> impl Iterator<Item = u32> {
         (self.now..self.all).chain(0..self.now)
     }
-
-    /// Whether viewers may come to a place that is empty yet.
-    pub(crate) fn may_fill(self, shard: u32) -> bool {
-        self.moving && shard < self.now
-    }
 }
 
 impl Places {

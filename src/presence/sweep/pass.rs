@@ -35,7 +35,7 @@ pub(crate) static REGISTRY_LEAVE: LuaScript =
 pub(crate) static FINISH: LuaScript = LuaScript::new("finish", include_str!("../lua/finish.lua"));
 
 /// Videos whose shards are walked together.
-const VIDEOS_TOGETHER: usize = 64;
+const VIDEOS_TOGETHER: usize = 256;
 
 /// Members of the registry looked at in one step.
 const REGISTRY_STEP: usize = 500;
@@ -47,7 +47,7 @@ const RANKED: usize = 200;
 const COUNT_LIFE: Duration = Duration::from_secs(600);
 
 /// Videos of which the map is asked together.
-const LOOKED_AT_TOGETHER: usize = 16 * VIDEOS_TOGETHER;
+const LOOKED_AT_TOGETHER: usize = 4 * VIDEOS_TOGETHER;
 
 /// A pass under way: it owns the lock, or thinks so.
 pub(super) struct Pass<'a> {
@@ -91,8 +91,10 @@ impl<'a> Pass<'a> {
         let mut corrupt = 0;
         let mut failed = None;
         for videos in videos.chunks(LOOKED_AT_TOGETHER) {
+            let turn = self.sweep.redis.turn().await;
             let looking = self.sweep.map.look(&self.connection, videos.iter().map(|(video, _)| video));
             let look = failpoint::step("sweep.look", Part::Redis, looking).await?;
+            drop(turn);
             for (number, videos) in videos.chunks(VIDEOS_TOGETHER).enumerate() {
                 let first = number * VIDEOS_TOGETHER;
                 self.sweep_together(videos, &look, first, &mut corrupt, &mut failed).await?;
@@ -142,6 +144,7 @@ impl<'a> Pass<'a> {
                 }
             }
         }
+        let _turn = self.sweep.redis.turn().await;
         self.lock.still_mine(&self.connection).await?;
         if self.drop_moved(look, &mut counted).await? {
             // Their number is not known, so the pass is none of all videos: once more, soon.
@@ -191,7 +194,9 @@ impl<'a> Pass<'a> {
         loop {
             let mut scan = redis::cmd("ZSCAN");
             scan.arg(&key).arg(&cursor).arg("COUNT").arg(REGISTRY_STEP);
+            let turn = self.sweep.redis.turn().await;
             let (next, page): (String, Vec<(String, f64)>) = self.connection.query(scan).await?;
+            drop(turn);
             for (video, score) in page {
                 match VideoId::parse(&video) {
                     #[expect(clippy::cast_possible_truncation, reason = "scores are Unix seconds")]

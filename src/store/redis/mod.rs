@@ -11,6 +11,7 @@ mod replicas;
 mod reply;
 #[cfg(test)]
 mod tests;
+mod turns;
 
 use std::{
     sync::{
@@ -30,6 +31,7 @@ pub use self::{
     connection::Connection,
     replicas::{Replicas, Sent, Unvouched, WaitFor},
     reply::{refusal, reply},
+    turns::Turn,
 };
 use super::{keys::Keys, script::LuaScript, time::StoreClock};
 use crate::{
@@ -58,6 +60,7 @@ struct Shared {
     epoch: watch::Sender<u64>,
     broke: Notify,
     greeters: Mutex<Vec<Arc<dyn Greeter>>>,
+    turns: turns::Turns,
     /// Monotonic milliseconds of the last answer.
     answered: AtomicU64,
     /// Monotonic milliseconds plus one at which the last long outage ended; 0 for none.
@@ -122,6 +125,7 @@ impl Redis {
             epoch: watch::Sender::new(0),
             broke: Notify::new(),
             greeters: Mutex::default(),
+            turns: turns::Turns::new(),
             answered: AtomicU64::new(0),
             outage_over: AtomicU64::new(0),
         };

@@ -72,7 +72,7 @@ async fn everything_that_waits_at_the_beginning_of_a_run_is_flushed_by_it() {
     assert_eq!(world.job("1").run().await.unwrap(), None);
     world.assert_nothing_waits().await;
     let batches = world.select::<(i64,)>(sqlx::query_as("select count(*) from play_batch")).await;
-    assert_eq!(batches, [(3,)]);
+    assert_eq!(batches, [(5,)], "of 500 each");
 }
 
 #[tokio::test(flavor = "multi_thread")]
