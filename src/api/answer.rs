@@ -111,7 +111,12 @@ impl ToSchema for Id {
     }
 }
 
-/// When a number was right, as it stands in answers.
-pub(super) fn rfc3339(at: Option<Timestamp>) -> Option<String> {
-    at.map(Timestamp::to_rfc3339)
+/// A moment in an answer; in the document it is `String`, with the format `DateTime`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Time(pub(super) Timestamp);
+
+impl Serialize for Time {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.0.rfc3339().as_str())
+    }
 }
