@@ -51,8 +51,9 @@ impl Timestamp {
     /// RFC 3339 in UTC, as it stands in answers; the epoch where its year has more than four digits.
     #[must_use]
     pub fn rfc3339(self) -> Rfc3339 {
-        let utc = self.to_utc();
-        let utc = if (0..=9999).contains(&utc.year()) { utc } else { DateTime::UNIX_EPOCH };
+        // Without the zone: each look at a part of a zoned time reckons the whole of it anew.
+        let utc = self.to_utc().naive_utc();
+        let utc = if (0..=9999).contains(&utc.year()) { utc } else { DateTime::UNIX_EPOCH.naive_utc() };
         let mut text = *b"0000-00-00T00:00:00Z";
         let parts = [utc.month(), utc.day(), utc.hour(), utc.minute(), utc.second()];
         let year = utc.year().unsigned_abs();

@@ -62,7 +62,8 @@ pub(super) async fn get(
     IdsInQuery(asked): IdsInQuery,
 ) -> Result<Answer<ManyCounts>, ApiError> {
     let (cache, body) = look_up(&api, asked).await?;
-    Ok(Answer::cached(cache, body))
+    let entries = body.counts.len();
+    Ok(Answer::cached(cache, body).of_many(entries))
 }
 
 /// The numbers of up to 500 videos.
@@ -86,7 +87,8 @@ pub(super) async fn post(
     IdsInBody(asked): IdsInBody,
 ) -> Result<Answer<ManyCounts>, ApiError> {
     let (_, body) = look_up(&api, asked).await?;
-    Ok(Answer::private(body))
+    let entries = body.counts.len();
+    Ok(Answer::private(body).of_many(entries))
 }
 
 /// One entry for each video, and whether a cache may keep them.

@@ -6,6 +6,7 @@
 mod books;
 mod decide;
 mod inbox;
+mod lately;
 mod ledger;
 mod notes;
 mod prune;

@@ -42,6 +42,7 @@ impl Job for PruneSeen {
 
     async fn run(&self) -> Result<Option<Duration>, StoreError> {
         let now = self.clock.now();
+        self.forget_lately(now).await.map_err(store_error)?;
         let mut steps = STEPS;
         while steps > 0 {
             let forgotten = self.step(now).await.map_err(store_error)?;
@@ -56,6 +57,17 @@ impl Job for PruneSeen {
 }
 
 impl PruneSeen {
+    /// Few rows. What is in memory of them may stay: it is too old to bar anything.
+    async fn forget_lately(&self, now: Timestamp) -> Result<(), sqlx::Error> {
+        let mut transaction = self.sqlite.write().await?;
+        sqlx::query("delete from play_seen_lately where counted_at <= ? or counted_at >= ?")
+            .bind((now - self.window).millis())
+            .bind((now + self.window).millis())
+            .execute(&mut *transaction)
+            .await?;
+        transaction.commit().await
+    }
+
     async fn step(&self, now: Timestamp) -> Result<u64, sqlx::Error> {
         let mut transaction = self.sqlite.write().await?;
         let deleted = sqlx::query(

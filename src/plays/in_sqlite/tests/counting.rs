@@ -38,7 +38,7 @@ async fn a_play_twice_in_one_batch_counts_once() {
     let counts: Vec<bool> = results.into_iter().map(Result::unwrap).collect();
     assert_eq!(counts, [true, true, false, false]);
     assert_eq!(world.plays_of("film").await, Some(2));
-    assert_eq!(world.rows("play_seen").await, 3);
+    assert_eq!(world.seen().await, 3);
 }
 
 #[tokio::test]
@@ -208,9 +208,9 @@ async fn what_was_seen_is_forgotten_after_the_window_and_not_before() {
     world.clock.advance(JUST_WITHIN);
     world.plays.record(play("film", "bob", "p")).await.unwrap();
     world.prune.run().await.unwrap();
-    assert_eq!(world.rows("play_seen").await, 12_002);
+    assert_eq!(world.seen().await, 12_002);
     world.clock.advance(Duration::from_millis(1));
     assert_eq!(world.prune.run().await.unwrap(), None);
-    assert_eq!(world.rows("play_seen").await, 2);
+    assert_eq!(world.seen().await, 2);
     assert_eq!(world.plays.record(play("film", "bob", "p")).await.unwrap(), Recorded::Duplicate);
 }
