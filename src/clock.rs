@@ -54,15 +54,17 @@ impl Timestamp {
         // Without the zone: each look at a part of a zoned time reckons the whole of it anew.
         let utc = self.to_utc().naive_utc();
         let utc = if (0..=9999).contains(&utc.year()) { utc } else { DateTime::UNIX_EPOCH.naive_utc() };
-        let mut text = *b"0000-00-00T00:00:00Z";
-        let parts = [utc.month(), utc.day(), utc.hour(), utc.minute(), utc.second()];
         let year = utc.year().unsigned_abs();
-        two_digits(&mut text, 0, year / 100);
-        two_digits(&mut text, 2, year % 100);
-        for (part, at) in parts.into_iter().zip([5, 8, 11, 14, 17]) {
-            two_digits(&mut text, at, part);
-        }
-        Rfc3339(text)
+        let [y1, y2] = digits(year / 100);
+        let [y3, y4] = digits(year % 100);
+        let [mo1, mo2] = digits(utc.month());
+        let [d1, d2] = digits(utc.day());
+        let [h1, h2] = digits(utc.hour());
+        let [mi1, mi2] = digits(utc.minute());
+        let [s1, s2] = digits(utc.second());
+        Rfc3339([
+            y1, y2, y3, y4, b'-', mo1, mo2, b'-', d1, d2, b'T', h1, h2, b':', mi1, mi2, b':', s1, s2, b'Z',
+        ])
     }
 
     /// The moment as a calendar date and time; the epoch where it is out of the calendar's range.
@@ -72,10 +74,11 @@ impl Timestamp {
     }
 }
 
-fn two_digits(text: &mut [u8], at: usize, number: u32) {
-    for (place, digit) in [(at, number / 10), (at + 1, number % 10)] {
-        text[place] = b"0123456789"[digit as usize];
-    }
+/// The two digits of a number below 100.
+fn digits(number: u32) -> [u8; 2] {
+    let [tens, ..] = (number / 10).to_le_bytes();
+    let [ones, ..] = (number % 10).to_le_bytes();
+    [b'0' + tens, b'0' + ones]
 }
 
 /// A moment as text. A list of counts holds hundreds of them: they are written without a formatter and

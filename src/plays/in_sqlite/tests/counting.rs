@@ -214,3 +214,24 @@ async fn what_was_seen_is_forgotten_after_the_window_and_not_before() {
     assert_eq!(world.seen().await, 2);
     assert_eq!(world.plays.record(play("film", "bob", "p")).await.unwrap(), Recorded::Duplicate);
 }
+
+#[tokio::test]
+async fn keys_that_were_moved_to_the_big_table_bar_as_before_and_their_last_time_holds() {
+    let world = World::new().await;
+    world.plays.record(play("film", "ann", "p1")).await.unwrap();
+    world.clock.advance(WINDOW);
+    assert_eq!(world.plays.record(play("film", "ann", "p1")).await.unwrap(), Recorded::Counted);
+    assert_eq!(world.rows("play_seen").await, 0);
+    let others = (0..5_000).map(|number| play("film", "", &format!("other-{number}")));
+    assert!(world.count_on_disk(others).await.into_iter().all(|result| result.unwrap()));
+    assert_eq!((world.rows("play_seen").await, world.rows("play_seen_lately").await), (5_002, 0));
+    world.clock.advance(JUST_WITHIN);
+    let restarted = world.after_a_kill(settings()).await;
+    for world in [&world, &restarted] {
+        for (viewer, play_id) in [("ann", ""), ("", "p1"), ("", "other-0"), ("", "other-4999")] {
+            let again = world.plays.record(play("film", viewer, play_id)).await.unwrap();
+            assert_eq!(again, Recorded::Duplicate, "{viewer}{play_id}");
+        }
+        assert_eq!(world.plays_of("film").await, Some(5_002));
+    }
+}
