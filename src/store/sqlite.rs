@@ -44,10 +44,6 @@ const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// Pages the writer keeps in memory, as negative KiB: the recent part of `play_seen` fits.
 const WRITER_CACHE: &str = "-32000";
 
-/// Pages in the log before they go to their places in the file, 16 MB: under load a commit writes the pages
-/// of the same videos again and again, and only their last state has to be moved.
-const LOG_PAGES: &str = "4000";
-
 /// Why the file could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
@@ -112,9 +108,7 @@ impl Sqlite {
         let writer = pool
             .clone()
             .max_connections(1)
-            .connect_with(
-                options.clone().pragma("cache_size", WRITER_CACHE).pragma("wal_autocheckpoint", LOG_PAGES),
-            )
+            .connect_with(options.clone().pragma("cache_size", WRITER_CACHE))
             .await
             .map_err(not_opened)?;
         migrator().run(&writer).await.map_err(|error| OpenError::Tables(file.clone(), error))?;

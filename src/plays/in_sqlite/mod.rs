@@ -96,7 +96,7 @@ impl SqlitePlays {
     /// The job that keeps the table of what was seen small.
     #[must_use]
     pub fn prune_job(sqlite: &Sqlite, settings: &config::Plays, clock: Arc<dyn Clock>) -> Arc<dyn Job> {
-        Arc::new(PruneSeen { sqlite: sqlite.clone(), window: settings.dedupe_window, clock })
+        Arc::new(PruneSeen::new(sqlite.clone(), settings.dedupe_window, clock))
     }
 
     /// The job that takes in rows that were not made by counting a play.
