@@ -11,6 +11,7 @@ WORKDIR /build
 # The dependencies, in a layer that stays until Cargo.toml or Cargo.lock changes: the crate is empty
 # here. Cargo wants the file of every target that the manifest names.
 COPY Cargo.toml Cargo.lock ./
+COPY .cargo .cargo
 COPY tests tests
 RUN mkdir src benches \
     && touch src/lib.rs \

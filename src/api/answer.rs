@@ -45,24 +45,33 @@ pub(super) struct Answer<T> {
     pub(super) status: StatusCode,
     pub(super) cache: Cache,
     pub(super) body: T,
+    /// Bytes that the body will take, about.
+    pub(super) room: usize,
 }
+
+/// Room for the body of most answers.
+const ROOM: usize = 256;
 
 impl<T> Answer<T> {
     /// 200, for this client only.
     pub(super) fn private(body: T) -> Self {
-        Self { status: StatusCode::OK, cache: Cache::No, body }
+        Self::cached(Cache::No, body)
     }
 
     /// 200, kept as `cache` says.
     pub(super) fn cached(cache: Cache, body: T) -> Self {
-        Self { status: StatusCode::OK, cache, body }
+        Self { status: StatusCode::OK, cache, body, room: ROOM }
+    }
+
+    /// The same, of a list of so many: it is not to be copied again and again while it is written.
+    pub(super) fn of_many(self, elements: usize) -> Self {
+        Self { room: ROOM + elements * ROOM, ..self }
     }
 }
 
 impl<T: Serialize> IntoResponse for Answer<T> {
     fn into_response(self) -> Response {
-        // Most answers fit; a list grows it.
-        let mut json = Vec::with_capacity(192);
+        let mut json = Vec::with_capacity(self.room);
         serde_json::to_writer(&mut json, &self.body)
             .expect("answers are structs of text and numbers, written to memory");
         let mut response = Response::new(Body::from(json));
@@ -111,7 +120,12 @@ impl ToSchema for Id {
     }
 }
 
-/// When a number was right, as it stands in answers.
-pub(super) fn rfc3339(at: Option<Timestamp>) -> Option<String> {
-    at.map(Timestamp::to_rfc3339)
+/// A moment in an answer; in the document it is `String`, with the format `DateTime`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Time(pub(super) Timestamp);
+
+impl Serialize for Time {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.0.rfc3339().as_str())
+    }
 }

@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 
 use super::{
     Api,
-    answer::{Answer, rfc3339},
+    answer::{Answer, Time},
     health::brief,
     problem::{ApiError, Problem},
 };
@@ -23,7 +23,8 @@ use crate::{
 #[serde(rename_all = "camelCase")]
 pub(super) struct ConservationAnswer {
     /// When the books were read.
-    as_of: Option<String>,
+    #[schema(value_type = Option<String>)]
+    as_of: Option<Time>,
     /// Whether every partition is verified.
     verified: bool,
     /// Sums over all partitions; null in each field unless all are verified.
@@ -105,7 +106,7 @@ impl From<&Audited> for ConservationAnswer {
             ..TermsAnswer::from(totals)
         });
         Self {
-            as_of: rfc3339(Some(audited.as_of)),
+            as_of: Some(Time(audited.as_of)),
             verified: totals.is_some(),
             totals: totals.unwrap_or_default(),
             partitions: partitions.collect(),

@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 
 use super::{
     Api,
-    answer::{Answer, Cache, Id, rfc3339},
+    answer::{Answer, Cache, Id, Time},
     extract::OneVideo,
     openapi::VideoGet,
     problem::ApiError,
@@ -24,8 +24,8 @@ pub(super) struct OnlineAnswer {
     #[schema(required)]
     online: Option<u64>,
     /// When `online` was right.
-    #[schema(required, format = DateTime)]
-    as_of: Option<String>,
+    #[schema(required, format = DateTime, value_type = Option<String>)]
+    as_of: Option<Time>,
     /// How long a viewer counts after a beat.
     window_seconds: u64,
     /// Whether `online` may have changed since without the service knowing.
@@ -55,7 +55,7 @@ pub(super) async fn online(
     let body = OnlineAnswer {
         video_id: Id(video),
         online: count.online,
-        as_of: rfc3339(count.as_of),
+        as_of: count.as_of.map(Time),
         window_seconds: api.window.as_secs(),
         stale: count.stale,
     };
@@ -74,8 +74,8 @@ pub(super) struct PlaysAnswer {
     #[schema(required)]
     unique_viewers: Option<u64>,
     /// When the numbers were right.
-    #[schema(required, format = DateTime)]
-    as_of: Option<String>,
+    #[schema(required, format = DateTime, value_type = Option<String>)]
+    as_of: Option<Time>,
     /// Whether they may have changed since without the service knowing.
     stale: bool,
 }
@@ -104,7 +104,7 @@ pub(super) async fn plays(
         video_id: Id(video),
         plays: count.plays,
         unique_viewers: count.unique_viewers,
-        as_of: rfc3339(count.as_of),
+        as_of: count.as_of.map(Time),
         stale: count.stale,
     };
     Ok(Answer::cached(Cache::shared_if(good_plays(&count)), body))
@@ -119,8 +119,8 @@ pub(super) struct Counts {
     #[schema(required)]
     online: Option<u64>,
     /// When `online` was right.
-    #[schema(required, format = DateTime)]
-    online_as_of: Option<String>,
+    #[schema(required, format = DateTime, value_type = Option<String>)]
+    online_as_of: Option<Time>,
     /// Whether `online` may have changed since without the service knowing.
     online_stale: bool,
     /// How long a viewer counts after a beat.
@@ -132,8 +132,8 @@ pub(super) struct Counts {
     #[schema(required)]
     unique_viewers: Option<u64>,
     /// When `plays` and `uniqueViewers` were right.
-    #[schema(required, format = DateTime)]
-    plays_as_of: Option<String>,
+    #[schema(required, format = DateTime, value_type = Option<String>)]
+    plays_as_of: Option<Time>,
     /// Whether they may have changed since without the service knowing.
     plays_stale: bool,
 }
@@ -143,12 +143,12 @@ impl Counts {
         Self {
             video_id: Id(video),
             online: online.online,
-            online_as_of: rfc3339(online.as_of),
+            online_as_of: online.as_of.map(Time),
             online_stale: online.stale,
             window_seconds: api.window.as_secs(),
             plays: plays.plays,
             unique_viewers: plays.unique_viewers,
-            plays_as_of: rfc3339(plays.as_of),
+            plays_as_of: plays.as_of.map(Time),
             plays_stale: plays.stale,
         }
     }

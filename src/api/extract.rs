@@ -127,13 +127,6 @@ pub(super) enum Asked {
 }
 
 impl Asked {
-    pub(super) fn video(&self) -> Option<&VideoId> {
-        match self {
-            Self::Video(video) => Some(video),
-            Self::Wrong(_) => None,
-        }
-    }
-
     fn parse(raw: &str) -> Self {
         VideoId::parse(raw).map_or_else(|_| Self::Wrong(raw.to_owned()), Self::Video)
     }

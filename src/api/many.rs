@@ -16,7 +16,6 @@ use super::{
     problem::ApiError,
     sent::IdsSent,
 };
-use crate::{ids::VideoId, plays::PlayCount, presence::OnlineCount};
 
 /// The numbers of many videos, in the order they were asked for.
 #[derive(Debug, Serialize, ToSchema)]
@@ -63,7 +62,8 @@ pub(super) async fn get(
     IdsInQuery(asked): IdsInQuery,
 ) -> Result<Answer<ManyCounts>, ApiError> {
     let (cache, body) = look_up(&api, asked).await?;
-    Ok(Answer::cached(cache, body))
+    let entries = body.counts.len();
+    Ok(Answer::cached(cache, body).of_many(entries))
 }
 
 /// The numbers of up to 500 videos.
@@ -87,35 +87,48 @@ pub(super) async fn post(
     IdsInBody(asked): IdsInBody,
 ) -> Result<Answer<ManyCounts>, ApiError> {
     let (_, body) = look_up(&api, asked).await?;
-    Ok(Answer::private(body))
+    let entries = body.counts.len();
+    Ok(Answer::private(body).of_many(entries))
 }
 
 /// One entry for each video, and whether a cache may keep them.
 async fn look_up(api: &Api, asked: Vec<Asked>) -> Result<(Cache, ManyCounts), ApiError> {
-    let wanted: Vec<VideoId> = asked.iter().filter_map(Asked::video).cloned().collect();
-    let mut known = api.videos.known(&wanted).await?.into_iter();
-    let asked: Vec<Result<VideoId, NoCounts>> = asked
-        .into_iter()
-        .map(|asked| match asked {
-            Asked::Wrong(given) => Err(NoCounts { video_id: given, error: Code::InvalidVideoId }),
-            Asked::Video(video) if known.next() == Some(true) => Ok(video),
-            Asked::Video(video) => Err(NoCounts { video_id: video.to_string(), error: Code::UnknownVideo }),
-        })
-        .collect();
-    let videos: Vec<VideoId> = asked.iter().flatten().cloned().collect();
+    let mut videos = Vec::with_capacity(asked.len());
+    // For each that was asked for: why it isn't in `videos`, or that it is the next one there.
+    let mut refused: Vec<Option<NoCounts>> = Vec::with_capacity(asked.len());
+    for asked in asked {
+        refused.push(match asked {
+            Asked::Video(video) => {
+                videos.push(video);
+                None
+            }
+            Asked::Wrong(given) => Some(NoCounts { video_id: given, error: Code::InvalidVideoId }),
+        });
+    }
+    let known = api.videos.known(&videos).await?;
+    if known.contains(&false) {
+        let mut known = known.into_iter();
+        let mut places = refused.iter_mut().filter(|refused| refused.is_none());
+        videos.retain(|video| {
+            let (is_known, place) = (known.next() == Some(true), places.next());
+            if !is_known && let Some(place) = place {
+                *place = Some(NoCounts { video_id: video.to_string(), error: Code::UnknownVideo });
+            }
+            is_known
+        });
+    }
 
     let (online, plays) = tokio::join!(api.presence.online(&videos), api.plays.counts(&videos));
-    let good = asked.len() == videos.len() && online.iter().all(good_online) && plays.iter().all(good_plays);
-    let (mut online, mut plays) = (online.into_iter(), plays.into_iter());
-    let counts = asked
+    let good =
+        refused.len() == videos.len() && online.iter().all(good_online) && plays.iter().all(good_plays);
+    let mut counted = videos.into_iter().zip(online.iter().zip(&plays));
+    let counts = refused
         .into_iter()
-        .map(|asked| match asked {
-            Ok(video) => {
-                let online = online.next().unwrap_or(OnlineCount::UNKNOWN);
-                let plays = plays.next().unwrap_or(PlayCount::UNKNOWN);
-                Entry::Counts(Counts::new(api, video, &online, &plays))
-            }
-            Err(refused) => Entry::Refused(refused),
+        .filter_map(|refused| match refused {
+            Some(refused) => Some(Entry::Refused(refused)),
+            None => counted
+                .next()
+                .map(|(video, (online, plays))| Entry::Counts(Counts::new(api, video, online, plays))),
         })
         .collect();
     Ok((Cache::shared_if(good), ManyCounts { counts }))

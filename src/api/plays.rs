@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 
 use super::{
     Api,
-    answer::{Answer, Cache, Id},
+    answer::{Answer, Id},
     extract::OnePlay,
     meters::Outcome,
     openapi::VideoPost,
@@ -91,7 +91,7 @@ pub(super) async fn record(State(api): State<Arc<Api>>, play: Result<OnePlay, Ap
         }
         Ok((video_id, Recorded::Accepted)) => {
             let body = PlayAccepted { video_id, accepted: true };
-            Answer { status: StatusCode::ACCEPTED, cache: Cache::No, body }.into_response()
+            Answer { status: StatusCode::ACCEPTED, ..Answer::private(body) }.into_response()
         }
         Err(error) => error.into_response(),
     }

@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 
 use super::{
     Api,
-    answer::{Answer, Cache, Id, rfc3339},
+    answer::{Answer, Cache, Id, Time},
     extract::Limit,
     openapi::ListGet,
     problem::ApiError,
@@ -20,8 +20,8 @@ use super::{
 pub(super) struct TopAnswer {
     videos: Vec<TopVideo>,
     /// When the ranking was right; `null` before the first one was made.
-    #[schema(required, format = DateTime)]
-    as_of: Option<String>,
+    #[schema(required, format = DateTime, value_type = Option<String>)]
+    as_of: Option<Time>,
     /// Whether it may have changed since without the service knowing.
     stale: bool,
 }
@@ -56,6 +56,6 @@ pub(super) async fn top(
     let ranking = api.presence.top(limit).await;
     let cache = Cache::shared_if(!ranking.stale && ranking.as_of.is_some() && !ranking.videos.is_empty());
     let videos = ranking.videos.into_iter().map(|(video, online)| TopVideo { video_id: Id(video), online });
-    let body = TopAnswer { videos: videos.collect(), as_of: rfc3339(ranking.as_of), stale: ranking.stale };
+    let body = TopAnswer { videos: videos.collect(), as_of: ranking.as_of.map(Time), stale: ranking.stale };
     Ok(Answer::cached(cache, body))
 }

@@ -249,6 +249,7 @@ fn migrator() -> Migrator {
     Migrator::with_migrations(vec![
         step(1, "plays and viewers", include_str!("../../migrations/sqlite/0001_plays_and_viewers.sql")),
         step(2, "conservation", include_str!("../../migrations/sqlite/0002_conservation.sql")),
+        step(3, "seen lately", include_str!("../../migrations/sqlite/0003_seen_lately.sql")),
     ])
 }
 

@@ -13,6 +13,7 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use futures::future::join_all;
+use metrics::Counter;
 use redis::Value;
 use tokio::sync::watch;
 
@@ -23,6 +24,7 @@ use super::{
 };
 use crate::{
     batch::{Batcher, Bounds},
+    count_reads::CountReads,
     error::{Part, StoreError},
     ids::{Partition, VideoId},
     lifecycle::Lifecycle,
@@ -52,6 +54,7 @@ pub(super) struct Reader {
     misses: Arc<Batcher<Miss, Learnt>>,
     /// How long an answer whose total is known waits for the database to tell unique viewers.
     patience: Duration,
+    tiers: CountReads,
 }
 
 impl Reader {
@@ -71,7 +74,7 @@ impl Reader {
             let (redis, ledger) = (redis.clone(), ledger.clone());
             async move { read(&redis, &ledger, &videos).await }
         });
-        Self { shown, reads, misses, patience }
+        Self { shown, reads, misses, patience, tiers: CountReads::of("plays") }
     }
 
     /// How often each of `videos` was played, in order.
@@ -79,16 +82,18 @@ impl Reader {
         let mut counts = vec![PlayCount::UNKNOWN; videos.len()];
         let mut asked = Vec::new();
         let mut joined = Vec::new();
+        let (now, mut known) = (self.shown.now(), 0);
         for (index, video) in videos.iter().enumerate() {
-            match self.shown.look(video) {
+            match self.shown.look(video, now) {
                 Look::Known(count) => {
-                    tier("local");
+                    known += 1;
                     counts[index] = count;
                 }
                 Look::Join(answer) => joined.push((index, answer)),
                 Look::Ask(refresh) => asked.push((index, self.ask(video, refresh))),
             }
         }
+        self.tiers.local.increment(known);
         let (indexes, answers): (Vec<usize>, Vec<_>) = asked.into_iter().unzip();
         for (index, count) in indexes.into_iter().zip(join_all(answers).await) {
             counts[index] = count;
@@ -105,12 +110,12 @@ impl Reader {
         let mut answer = answer;
         loop {
             if let Ok(Some(count)) = answer.wait_for(Option::is_some).await.map(|count| *count) {
-                tier("local");
+                self.tiers.local.increment(1);
                 return count;
             }
-            match self.shown.look(video) {
+            match self.shown.look(video, self.shown.now()) {
                 Look::Known(count) => {
-                    tier("local");
+                    self.tiers.local.increment(1);
                     return count;
                 }
                 Look::Join(another) => answer = another,
@@ -123,23 +128,24 @@ impl Reader {
         let found = self.find(video, &refresh).await;
         let answer = self.shown.finish(refresh, found.as_ref().ok().map(|(found, _)| *found));
         match found {
-            Ok((_, from)) if !answer.stale => tier(from),
-            Ok(_) => tier("stale"),
+            Ok((_, from)) if !answer.stale => from.increment(1),
+            Ok(_) => self.tiers.stale.increment(1),
             Err(error) => {
                 tracing::debug!(video = %video, error = %error, "the plays of {video} can't be read");
-                tier(if answer.plays.is_some() { "stale" } else { "unknown" });
+                let tier = if answer.plays.is_some() { &self.tiers.stale } else { &self.tiers.unknown };
+                tier.increment(1);
             }
         }
         answer
     }
 
-    async fn find(&self, video: &VideoId, refresh: &Refresh) -> Result<(Found, &'static str), StoreError> {
+    async fn find(&self, video: &VideoId, refresh: &Refresh) -> Result<(Found, &Counter), StoreError> {
         let kept = self.reads.submit(video.clone()).await?;
         let Kept { sketch, epoch, .. } = kept;
         let (plays, told, from) = match kept.total {
-            Some(total) => (total.saturating_add(kept.delta), None, "cache"),
+            Some(total) => (total.saturating_add(kept.delta), None, &self.tiers.cache),
             None => match self.misses.submit(Miss::Total(video.clone())).await? {
-                Learnt::Total { plays, unique_viewers } => (plays, unique_viewers, "live"),
+                Learnt::Total { plays, unique_viewers } => (plays, unique_viewers, &self.tiers.live),
                 Learnt::UniqueViewers(_) => {
                     return Err(StoreError::unexpected(Part::Redis, "unique viewers for a total"));
                 }
@@ -236,8 +242,4 @@ async fn read(redis: &Redis, ledger: &Ledger, videos: &[VideoId]) -> Vec<Result<
 pub(super) fn number(text: &str) -> Result<u64, StoreError> {
     text.parse()
         .map_err(|_| StoreError::unexpected(Part::Redis, format!("a count that is no number: {text:?}")))
-}
-
-fn tier(tier: &'static str) {
-    metrics::counter!("headcount_count_reads_total", "kind" => "plays", "tier" => tier).increment(1);
 }

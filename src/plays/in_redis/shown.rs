@@ -85,13 +85,17 @@ impl Shown {
         Self { clock, entries: Cache::new(videos), window }
     }
 
+    /// The time to look at: the same for all of a request.
+    pub(super) fn now(&self) -> Duration {
+        self.clock.monotonic()
+    }
+
     /// Looks a video up.
-    pub(super) fn look(&self, video: &VideoId) -> Look {
+    pub(super) fn look(&self, video: &VideoId, now: Duration) -> Look {
         let entry = self.entries.get(video).unwrap_or_else(|| {
             let Ok(entry) = self.entries.get_or_insert_with(video, || Ok::<_, Infallible>(Arc::default()));
             entry
         });
-        let now = self.clock.monotonic();
         let mut inner = entry.lock();
         if let Some((answer, _)) = inner.answer.filter(|(_, at)| now.saturating_sub(*at) < FRESH) {
             return Look::Known(answer);
@@ -205,7 +209,7 @@ mod tests {
     }
 
     fn asked(shown: &Shown, video: &VideoId) -> Refresh {
-        match shown.look(video) {
+        match shown.look(video, shown.now()) {
             Look::Ask(refresh) => refresh,
             Look::Known(count) => panic!("known: {count:?}"),
             Look::Join(_) => panic!("somebody else asks"),
@@ -213,7 +217,7 @@ mod tests {
     }
 
     fn known(shown: &Shown, video: &VideoId) -> Option<u64> {
-        match shown.look(video) {
+        match shown.look(video, shown.now()) {
             Look::Known(count) => count.plays,
             _ => None,
         }
@@ -227,7 +231,7 @@ mod tests {
     async fn one_asks_and_the_others_get_its_answer() {
         let (_, shown, video) = shown();
         let refresh = asked(&shown, &video);
-        let Look::Join(mut answer) = shown.look(&video) else { panic!("one asks already") };
+        let Look::Join(mut answer) = shown.look(&video, shown.now()) else { panic!("one asks already") };
         let told = shown.finish(refresh, Some(found(5)));
         assert_eq!(*answer.wait_for(Option::is_some).await.unwrap(), Some(told));
         assert_eq!(known(&shown, &video), Some(5));

@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use sqlx::{SqliteConnection, SqlitePool};
 
-use super::decide::Decided;
+use super::{decide::Decided, tables::Around};
 use crate::{
     error::StoreError,
     ids::{PARTITIONS, Partition},
@@ -156,27 +156,22 @@ async fn note(
     Ok(())
 }
 
-/// Writes down how many plays are counted.
-pub(super) async fn witness(
-    connection: &mut SqliteConnection,
-    decided: &Decided<'_>,
-) -> Result<(), sqlx::Error> {
+/// Writes down how many plays are counted. "where true" tells the parser that "on conflict" belongs to the
+/// insert.
+pub(super) const WITNESS: Around = (
+    "insert into play_witness (partition, plays) select value ->> 0, value ->> 1 from json_each(",
+    ") where true on conflict do update set plays = plays + excluded.plays",
+);
+
+/// The rows of that: how many plays of each partition are counted.
+pub(super) fn witnessed(decided: &Decided<'_>) -> String {
     let mut plays = [0_i64; PARTITIONS as usize];
     for (video, played) in &decided.videos {
         plays[video.partition().index()] += played.plays;
     }
     let rows = Partition::all().map(|partition| (partition.number(), plays[partition.index()]));
     let rows: Vec<(i16, i64)> = rows.filter(|(_, plays)| *plays > 0).collect();
-    // "where true" tells the parser that "on conflict" belongs to the insert.
-    sqlx::query(
-        "insert into play_witness (partition, plays) \
-         select value ->> 0, value ->> 1 from json_each(?) where true \
-         on conflict do update set plays = plays + excluded.plays",
-    )
-    .bind(json(&rows))
-    .execute(connection)
-    .await?;
-    Ok(())
+    json(&rows)
 }
 
 /// Takes in those of the videos that are about to be counted which were not made by counting: what
@@ -185,12 +180,6 @@ pub(super) async fn adopt_played(
     connection: &mut SqliteConnection,
     decided: &Decided<'_>,
 ) -> Result<(), sqlx::Error> {
-    let any: bool = sqlx::query_scalar("select exists(select 1 from videos where partition is null)")
-        .fetch_one(&mut *connection)
-        .await?;
-    if !any {
-        return Ok(());
-    }
     let played: Vec<&str> = decided.videos.keys().map(crate::ids::VideoId::as_str).collect();
     let rows = sqlx::query_as(
         "select video_id, views from videos where partition is null \

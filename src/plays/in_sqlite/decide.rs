@@ -20,7 +20,7 @@ pub(super) struct TimedPlay {
 
 /// What must not have been seen within the dedupe window for a play to count: the viewer, and the
 /// playback, each of this video.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub(super) video: VideoId,
     pub(super) text: String,

@@ -5,14 +5,17 @@ use std::{collections::HashMap, ops::Range, sync::Arc, time::Duration};
 use chrono_tz::Tz;
 use moka::sync::Cache;
 use sqlx::SqliteConnection;
+use tokio::sync::Mutex;
 
 use super::{
     books,
-    decide::{Decided, Played, TimedPlay, decide, keys},
+    decide::{Decided, Key, Played, TimedPlay, decide, keys},
+    lately::Lately,
     sketch::ViewerSketch,
     tables::{self, Total},
 };
 use crate::{
+    clock::Timestamp,
     error::{Part, StoreError},
     failpoint,
     ids::VideoId,
@@ -38,6 +41,8 @@ pub(super) struct Ledger {
     window: Duration,
     timezone: Tz,
     sketches: Cache<VideoId, Arc<ViewerSketch>>,
+    /// None where it isn't known.
+    lately: Mutex<Option<Lately>>,
 }
 
 impl Ledger {
@@ -46,7 +51,7 @@ impl Ledger {
             .max_capacity(SKETCHES)
             .weigher(|_, sketch: &Arc<ViewerSketch>| u32::try_from(sketch.size()).unwrap_or(u32::MAX))
             .build();
-        Self { sqlite, window, timezone, sketches }
+        Self { sqlite, window, timezone, sketches, lately: Mutex::default() }
     }
 
     /// Counts plays and commits them together; a play that its row refuses fails alone. What is
@@ -93,20 +98,27 @@ impl Ledger {
     /// One transaction. After an error nothing of it is counted, or, where the commit itself
     /// failed, all or nothing.
     async fn commit(&self, plays: &[TimedPlay]) -> Result<Counted, sqlx::Error> {
+        let mut held = self.lately.lock().await;
         let mut transaction = self.sqlite.write().await?;
+        // Put back below: where a commit fails what is on disk is unknown, so it is read anew.
+        let mut lately = match held.take() {
+            Some(lately) => lately,
+            None => Lately::read(&mut transaction).await?,
+        };
         let keys = keys(plays);
-        let seen = tables::seen(&mut transaction, &keys).await?;
+        let (seen, are_others) = seen(&mut transaction, &lately, &keys).await?;
         let decided = decide(plays, &keys, &seen, self.window, self.timezone);
         if decided.videos.is_empty() {
             // Nothing to write, so nothing to wait for.
+            *held = Some(lately);
             return Ok(Counted { counts: decided.counts, totals: Vec::new() });
         }
         let sketches = self.sketches(&mut transaction, &decided).await?;
-        books::adopt_played(&mut transaction, &decided).await?;
-        books::witness(&mut transaction, &decided).await?;
-        tables::see(&mut transaction, &decided).await?;
+        if are_others {
+            books::adopt_played(&mut transaction, &decided).await?;
+        }
         let totals = tables::add(&mut transaction, &decided, &sketches).await?;
-        tables::add_daily(&mut transaction, &decided).await?;
+        let moved = lately.make_room(&mut transaction, &decided).await?;
         let committed = transaction.commit().await;
         for (video, (sketch, changed)) in sketches {
             match committed {
@@ -117,6 +129,8 @@ impl Ledger {
             }
         }
         committed?;
+        lately.committed(&decided, moved);
+        *held = Some(lately);
         Ok(Counted { counts: decided.counts, totals })
     }
 
@@ -150,4 +164,20 @@ impl Ledger {
         };
         Ok(with_viewers().map(with_new).collect())
     }
+}
+
+/// Since when each of `keys` is known, and whether there are videos that were not made by counting.
+async fn seen(
+    connection: &mut SqliteConnection,
+    lately: &Lately,
+    keys: &[Key],
+) -> Result<(Vec<Option<Timestamp>>, bool), sqlx::Error> {
+    let mut seen: Vec<Option<Timestamp>> = keys.iter().map(|key| lately.seen(key)).collect();
+    let asked: Vec<&Key> =
+        keys.iter().zip(&seen).filter(|(_, seen)| seen.is_none()).map(|(key, _)| key).collect();
+    let (stored, are_others) = tables::seen(connection, &asked).await?;
+    for (seen, stored) in seen.iter_mut().filter(|seen| seen.is_none()).zip(stored) {
+        *seen = stored;
+    }
+    Ok((seen, are_others))
 }

@@ -6,6 +6,7 @@
 mod books;
 mod decide;
 mod inbox;
+mod lately;
 mod ledger;
 mod notes;
 mod prune;
@@ -81,7 +82,7 @@ impl SqlitePlays {
                 let into = books.clone();
                 Way::Stored(Batcher::start(lifecycle, "plays", Part::Sqlite, bounds, move |plays| {
                     let books = into.clone();
-                    async move { books.record(&plays).await }
+                    on_a_thread(async move { books.record(&plays).await })
                 }))
             }
             Ack::Received => {
@@ -95,7 +96,7 @@ impl SqlitePlays {
     /// The job that keeps the table of what was seen small.
     #[must_use]
     pub fn prune_job(sqlite: &Sqlite, settings: &config::Plays, clock: Arc<dyn Clock>) -> Arc<dyn Job> {
-        Arc::new(PruneSeen { sqlite: sqlite.clone(), window: settings.dedupe_window, clock })
+        Arc::new(PruneSeen::new(sqlite.clone(), settings.dedupe_window, clock))
     }
 
     /// The job that takes in rows that were not made by counting a play.
@@ -134,6 +135,21 @@ impl Plays for SqlitePlays {
             Way::Stored(batcher) => batcher.fullness(),
             Way::Received(inbox) => inbox.fullness(),
         }
+    }
+}
+
+/// Does `work` on a thread of its own. It goes to SQLite's thread and back several times, and on the runtime
+/// it would each time wait for its turn behind the requests of the moment.
+async fn on_a_thread<W>(work: W) -> W::Output
+where
+    W: Future<Output: Send> + Send + 'static,
+{
+    let runtime = tokio::runtime::Handle::current();
+    match tokio::task::spawn_blocking(move || runtime.block_on(work)).await {
+        Ok(done) => done,
+        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+        // The runtime goes, and whoever waits with it.
+        Err(_) => std::future::pending().await,
     }
 }
 

@@ -129,7 +129,7 @@ impl InMemoryPresence {
                 snapshot.age_s = now.since(saved.at).as_secs(),
                 presence.doubted_for_s = lasts.as_secs(),
                 "restoring the viewers of {}",
-                saved.at.to_rfc3339(),
+                saved.at.rfc3339(),
             );
         }
         let oldest = now - self.settings.window;

@@ -98,6 +98,11 @@ impl World {
         sqlx::query_scalar(count).fetch_one(self.sqlite.readers()).await.unwrap()
     }
 
+    /// What is remembered of what was seen.
+    async fn seen(&self) -> i64 {
+        self.rows("play_seen").await + self.rows("play_seen_lately").await
+    }
+
     async fn until_plays_are(&self, video: &str, wanted: u64) {
         let limit = tokio::time::Instant::now() + Duration::from_secs(30);
         while self.plays_of(video).await != Some(wanted) {
