@@ -263,8 +263,8 @@ mod tests {
         (0..count).map(step).collect()
     }
 
-    fn told(cursor: &str, left: u64) -> Result<Answer, StoreError> {
-        Ok((cursor.into(), 0, 0, left))
+    fn told(cursor: &str, left: u64) -> Answer {
+        (cursor.into(), 0, 0, left)
     }
 
     fn open(steps: &[Step]) -> Vec<(&str, &str)> {
@@ -274,8 +274,11 @@ mod tests {
     #[test]
     fn shards_that_a_call_did_not_come_to_are_asked_for_again_in_their_order() {
         let mut results = [Ok(Walked::default())];
-        let again =
-            note(steps(4, true), vec![Some(told("0", 3)), Some(told("7", 9)), None, None], &mut results);
+        let again = note(
+            steps(4, true),
+            vec![Some(Ok(told("0", 3))), Some(Ok(told("7", 9))), None, None],
+            &mut results,
+        );
         assert_eq!(open(&again), [("1", "7"), ("2", "0"), ("3", "0")]);
         let walked = results[0].as_ref().unwrap();
         assert_eq!((walked.left, walked.shards, walked.fullest), (3, 1, 3));
@@ -289,7 +292,7 @@ mod tests {
             let mut results = [Ok(Walked::default())];
             // As calls of one shard each answer it.
             let answers = [told("7", 1), told("0", 4), told("0", 5)];
-            let again = note(steps(3, moving), answers.map(Some).into(), &mut results);
+            let again = note(steps(3, moving), answers.map(|told| Some(Ok(told))).into(), &mut results);
             assert_eq!(open(&again), open_then);
             assert_eq!(results[0].as_ref().unwrap().left, left);
         }
