@@ -76,6 +76,16 @@ pub(crate) fn resident(id: u32) -> anyhow::Result<u64> {
     Ok(kib * 1024)
 }
 
+/// Programs that do nothing but run: beside them a service can do less, so that it takes less to ask for more.
+pub(crate) fn neighbours(count: usize, log: &Path) -> anyhow::Result<Vec<Process>> {
+    let neighbour = |_| {
+        let mut command = Command::new("sh");
+        command.args(["-c", "while :; do :; done"]);
+        Process::start(command, log)
+    };
+    (0..count).map(neighbour).collect()
+}
+
 /// Processes on one processor and this program, with all that it starts, on the others; until it is dropped.
 pub(crate) struct Apart {
     before: CpuSet,

@@ -8,7 +8,7 @@ use tokio::process::Command;
 use crate::{
     audience::Body,
     bench::{Bench, WARM_UP},
-    process::{Apart, Process},
+    process::{Apart, Process, neighbours},
     report::{Bound::AtMost, Figure},
     world::World,
     wrk::{Load, round},
@@ -41,12 +41,7 @@ struct Seen {
 
 pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
     let world = World::watched(bench, &SETTINGS).await?;
-    let mut neighbours = Vec::new();
-    for _ in 0..NEIGHBOURS {
-        let mut command = Command::new("sh");
-        command.args(["-c", "while :; do :; done"]);
-        neighbours.push(Process::start(command, &bench.log("neighbour"))?);
-    }
+    let neighbours = neighbours(NEIGHBOURS, &bench.log("neighbours"))?;
     let service = &world.service;
     let crowded = neighbours.iter().map(Process::id).chain([service.id(), world.redis.id]);
     let apart = Apart::keep(&crowded.collect::<Vec<_>>())?;
@@ -83,9 +78,7 @@ pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
     }
     simulator.kill().await?;
     drop(apart);
-    for neighbour in neighbours {
-        neighbour.kill().await?;
-    }
+    drop(neighbours);
 
     let busiest = seen.iter().map(|seen| seen.asked).fold(0.0, f64::max);
     let slowest = seen.iter().map(|seen| seen.next_heartbeat).fold(0.0, f64::max);
