@@ -48,7 +48,7 @@ impl Timestamp {
         Duration::from_millis(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
     }
 
-    /// RFC 3339 in UTC, as it stands in answers; the epoch where its year has more than four digits.
+    /// RFC 3339 in UTC, as it stands in answers; the epoch where its year is none of four digits.
     #[must_use]
     pub fn rfc3339(self) -> Rfc3339 {
         // Without the zone: each look at a part of a zoned time reckons the whole of it anew.

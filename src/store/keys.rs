@@ -1,7 +1,8 @@
 //! Every Redis key, in one place: the whole key space on one screen.
 //!
-//! `{p}` is the partition in a hash tag: all keys of one script lie in one Cluster slot. The prefix
-//! in front isolates deployments (and tests) that share a Redis; it can hold no braces.
+//! `{p}` is the partition in a hash tag: what a script must do at once, for one video, lies in one Cluster
+//! slot. On one server a call may take several partitions, or shards, together. The prefix in front isolates
+//! deployments (and tests) that share a Redis; it can hold no braces.
 //!
 //! | key | type | life |
 //! | --- | --- | --- |

@@ -41,7 +41,8 @@ const READERS: u32 = 4;
 const HANDOVER: Duration = Duration::from_secs(1);
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
-/// Pages the writer keeps in memory, as negative KiB: the recent part of `play_seen` fits.
+/// Pages the writer keeps in memory, as negative KiB: the upper part of `play_seen` fits, and where its
+/// busiest videos lie.
 const WRITER_CACHE: &str = "-32000";
 
 /// Why the file could not be opened.

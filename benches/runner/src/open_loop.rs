@@ -104,7 +104,13 @@ pub(crate) struct Running {
 
 impl Traffic {
     pub(crate) fn start(self) -> Running {
+        self.start_on(Vec::new())
+    }
+
+    /// On these connections, and new ones beyond.
+    fn start_on(self, open: Vec<Connection>) -> Running {
         let connections = self.connections;
+        let mut open = open.into_iter();
         let shared = Rc::new(Shared {
             traffic: self,
             began: Instant::now() + Duration::from_millis(50),
@@ -116,16 +122,20 @@ impl Traffic {
         });
         let mut tasks = JoinSet::new();
         for connection in 0..connections {
-            tasks.spawn_local(send(Rc::clone(&shared), connection));
+            tasks.spawn_local(send(Rc::clone(&shared), connection, open.next()));
         }
         Running { shared, tasks }
     }
 
-    /// Sends for so long; what came of it.
-    pub(crate) async fn run(self, length: Duration) -> Ended {
-        let running = self.start();
+    /// Sends for so long, once all connections are there; what came of it.
+    pub(crate) async fn run(self, length: Duration) -> anyhow::Result<Ended> {
+        let mut connections = Vec::with_capacity(self.connections);
+        for _ in 0..self.connections {
+            connections.push(Connection::open(self.server).await?);
+        }
+        let running = self.start_on(connections);
         tokio::time::sleep(length).await;
-        running.end().await
+        Ok(running.end().await)
     }
 }
 
@@ -162,8 +172,7 @@ impl Running {
     }
 }
 
-async fn send(shared: Rc<Shared>, place: usize) {
-    let mut connection = None;
+async fn send(shared: Rc<Shared>, place: usize, mut connection: Option<Connection>) {
     while !shared.is_over.get() {
         let number = shared.next.get();
         shared.next.set(number + 1);

@@ -4,6 +4,7 @@
 use std::{future::Future, pin::pin, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
+use futures::future::{Either, select};
 use parking_lot::Mutex;
 use tokio::time::{Instant, MissedTickBehavior};
 
@@ -221,7 +222,11 @@ async fn holding<T>(lock: &Lock, connection: &Connection, work: impl Future<Outp
         tokio::select! {
             done = &mut work => return done,
             _ = renewals.tick() => {
-                let _ = lock.renew(connection).await;
+                // Beside the work, which may have others wait for their turn.
+                let renewal = pin!(lock.renew(connection));
+                if let Either::Left((done, _)) = select(&mut work, renewal).await {
+                    return done;
+                }
             }
         }
     }

@@ -192,21 +192,22 @@ impl Flusher {
         // What this process has taken up before needn't be looked for, nor need others be brought along.
         let is_held = self.taken[partition.index()].lock().is_some();
         if is_held {
-            if let Some(claim) = self.take_up(connection, partition, &[]).await? {
+            if let Some(claim) = self.take_up(connection, partition, &[], false).await? {
                 return Ok(Some(claim));
             }
             *self.taken[partition.index()].lock() = None;
         }
-        let Some(videos) = self.look(connection, partition).await? else { return Ok(None) };
-        self.take_up(connection, partition, &videos).await
+        let Some((videos, full)) = self.look(connection, partition).await? else { return Ok(None) };
+        self.take_up(connection, partition, &videos, full).await
     }
 
-    /// Some of the videos that have plays waiting; `None` where nothing is to be done.
+    /// Some of the videos that have plays waiting, and whether there may be more; `None` where nothing is to
+    /// be done.
     async fn look(
         &self,
         connection: &Connection,
         partition: Partition,
-    ) -> Result<Option<Vec<VideoId>>, StoreError> {
+    ) -> Result<Option<(Vec<VideoId>, bool)>, StoreError> {
         let keys = self.redis.keys();
         let dirty = keys.dirty(partition);
         let mut some = redis::cmd("SRANDMEMBER");
@@ -220,6 +221,7 @@ impl Flusher {
         if members.is_empty() && !exists {
             return Ok(None);
         }
+        let full = members.len() >= self.claimed_at_once();
         let (videos, strangers): (Vec<_>, Vec<_>) = members
             .into_iter()
             .map(|member| VideoId::parse(&member).ok().ok_or(member))
@@ -231,7 +233,7 @@ impl Flusher {
             drop.arg(&dirty).arg(strangers);
             connection.query::<i64>(drop).await?;
         }
-        Ok(Some(videos.into_iter().flatten().collect()))
+        Ok(Some((videos.into_iter().flatten().collect(), full)))
     }
 
     /// Takes up the batch that is there, or else claims one of `videos`.
@@ -240,6 +242,7 @@ impl Flusher {
         connection: &Connection,
         partition: Partition,
         videos: &[VideoId],
+        full: bool,
     ) -> Result<Option<Claim>, StoreError> {
         let keys = self.redis.keys();
         let mut script_keys = vec![keys.batch(partition), keys.dirty(partition), keys.refused(partition)];
@@ -268,7 +271,7 @@ impl Flusher {
             let key = self.redis.keys().batch(partition);
             StoreError::unexpected(Part::Redis, format!("the batch at {key} can't be read: {answer:?}"))
         })?;
-        self.take(&mut claim, videos.len() >= self.claimed_at_once());
+        self.take(&mut claim, full);
         Ok(Some(claim))
     }
 

@@ -59,9 +59,13 @@ pub(super) const TOTAL_LIFE: Duration = Duration::from_secs(3_600);
 /// How long Redis keeps the unique viewers of a video after its last play.
 pub(super) const SKETCH_LIFE: Duration = Duration::from_secs(30 * 24 * 3_600);
 
-/// Plays in one pipeline that are waited for. At 10 to 15 µs each in Redis, two of these, which is what
-/// the last of a queue waits for under overload, are answered well within 50 ms.
-const BATCH: usize = 1_000;
+/// Plays in one pipeline that are waited for: one call of the script. Two of these, which is what the last
+/// of a queue waits for under overload, take Redis 3 ms, and still under 50 where it has a small part of a
+/// core; larger ones would share little more.
+const BATCH: usize = record::AT_ONCE;
+
+/// The same where replicas are waited for: that takes as long for few.
+const BATCH_FOR_REPLICAS: usize = 1_000;
 
 /// Plays in one pipeline that nobody waits for.
 const LINGERING: usize = 2_000;
@@ -117,7 +121,8 @@ impl RedisPlays {
         let writer = Arc::new(Writer::new(redis.clone(), counted, told, seen, window, for_plays));
         let take = match config.plays.ack {
             Ack::Stored => {
-                let bounds = Bounds { waiting: config.plays.max_pending, batch: BATCH, prompt: true };
+                let batch = if config.plays.wait { BATCH_FOR_REPLICAS } else { BATCH };
+                let bounds = Bounds { waiting: config.plays.max_pending, batch, prompt: true };
                 let writer = writer.clone();
                 Take::Stored(Batcher::start(
                     lifecycle,

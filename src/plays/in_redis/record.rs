@@ -25,7 +25,7 @@ use crate::{
 pub(super) static RECORD: LuaScript = LuaScript::new("record", include_str!("../lua/record.lua"));
 
 /// Plays in one call of the script, which blocks Redis for about 10 µs each.
-const AT_ONCE: usize = 300;
+pub(super) const AT_ONCE: usize = 150;
 
 /// Hashes remembered here of what was counted, under 100 bytes each.
 const COUNTED: usize = 100_000;

@@ -167,7 +167,9 @@ impl Sketches {
             let keys = [keys.unique_viewers(partition, video), keys.sketch(partition, video)];
             MERGE.call(&keys, &[sketch.as_slice(), life.as_bytes()])
         };
+        let turn = self.redis.turn().await;
         let answers = connection.pipe(sketches.iter().map(call).collect()).await?;
+        drop(turn);
         for ((video, _), answer) in sketches.iter().zip(answers) {
             let said: String = reply(answer)?;
             if !said.is_empty() {

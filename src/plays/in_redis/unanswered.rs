@@ -109,6 +109,7 @@ impl Unanswered {
         let due: Vec<Kept> = self.kept.lock().iter().filter(is_due).cloned().collect();
         for due in due.chunks(CALLS_AT_ONCE) {
             let asked = due.iter().map(|kept| kept.call.ask()).collect();
+            let _turn = redis.turn().await;
             let answers = redis.connection()?.pipe(asked).await?;
             for (Kept { call, missed }, tokens) in due.iter().zip(answers) {
                 let plays = call.read(tokens)?;

@@ -40,7 +40,7 @@ impl Lately {
     /// Moves all keys to the big table, with those of `decided` that were written just now, where they
     /// are too many to stay.
     pub(super) async fn make_room(
-        &mut self,
+        &self,
         connection: &mut SqliteConnection,
         decided: &Decided<'_>,
     ) -> Result<bool, sqlx::Error> {
@@ -59,12 +59,13 @@ impl Lately {
         Ok(true)
     }
 
-    /// Takes note that `decided` is on disk, and of what was moved.
-    pub(super) fn committed(&mut self, decided: &Decided<'_>, moved: bool) {
+    /// The same once `decided` is on disk, and what was moved.
+    pub(super) fn with(mut self, decided: &Decided<'_>, moved: bool) -> Self {
         if moved {
             self.0.clear();
         } else {
             self.0.extend(decided.seen.iter().map(|(key, at)| ((*key).clone(), *at)));
         }
+        self
     }
 }

@@ -100,17 +100,15 @@ impl Ledger {
     async fn commit(&self, plays: &[TimedPlay]) -> Result<Counted, sqlx::Error> {
         let mut held = self.lately.lock().await;
         let mut transaction = self.sqlite.write().await?;
-        // Put back below: where a commit fails what is on disk is unknown, so it is read anew.
-        let mut lately = match held.take() {
-            Some(lately) => lately,
-            None => Lately::read(&mut transaction).await?,
-        };
+        if held.is_none() {
+            *held = Some(Lately::read(&mut transaction).await?);
+        }
+        let lately = held.as_ref().expect("it was read where it wasn't there");
         let keys = keys(plays);
-        let (seen, are_others) = seen(&mut transaction, &lately, &keys).await?;
+        let (seen, are_others) = seen(&mut transaction, lately, &keys).await?;
         let decided = decide(plays, &keys, &seen, self.window, self.timezone);
         if decided.videos.is_empty() {
             // Nothing to write, so nothing to wait for.
-            *held = Some(lately);
             return Ok(Counted { counts: decided.counts, totals: Vec::new() });
         }
         let sketches = self.sketches(&mut transaction, &decided).await?;
@@ -119,6 +117,8 @@ impl Ledger {
         }
         let totals = tables::add(&mut transaction, &decided, &sketches).await?;
         let moved = lately.make_room(&mut transaction, &decided).await?;
+        // Where a commit fails, or is given up, what is on disk is unknown: then it is read anew.
+        let lately = held.take();
         let committed = transaction.commit().await;
         for (video, (sketch, changed)) in sketches {
             match committed {
@@ -129,8 +129,7 @@ impl Ledger {
             }
         }
         committed?;
-        lately.committed(&decided, moved);
-        *held = Some(lately);
+        *held = lately.map(|lately| lately.with(&decided, moved));
         Ok(Counted { counts: decided.counts, totals })
     }
 

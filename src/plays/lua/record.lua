@@ -23,13 +23,13 @@
 --       "1" if it has a play id, else "0"
 -- Returns one element a play, in order
 --   1     counted
---   2     counted, but the sketch of unique viewers couldn't take its viewer
+--   2     counted, but the sketch of the video's unique viewers couldn't take those of this call
 --   0     counted before
 --   text  not counted, and nothing is remembered of it: what Redis refused it with
 --
 -- With a viewer and a play id both must be new. What a play that isn't counted has set is deleted
 -- again, so that sending it once more counts it; so is what all plays of a video have set that can't
--- be counted, and even those that would have been repeats of them are answered with the refusal. A
+-- be counted, and even those that were counted before are answered with the refusal. A
 -- video is marked before its plays are counted: a mark too many is cleaned up by the flush, plays
 -- without a mark would be stranded.
 --

@@ -125,15 +125,18 @@ impl Walker {
         while !steps.is_empty() {
             let batch: Vec<Step> = steps.drain(..together.min(steps.len())).collect();
             let calls = calls_of(&batch);
-            let commands = calls.iter().map(|steps| self.command(steps, WORK_IN_FLIGHT / calls.len() as u64));
-            let commands = commands.collect();
+            // Not before its turn: by an earlier time fresh beats would be taken for ones of the future.
+            let commands = || -> Vec<Cmd> {
+                let enough = WORK_IN_FLIGHT / calls.len() as u64;
+                calls.iter().map(|steps| self.command(steps, enough)).collect()
+            };
             let values = match &mut lock {
                 Some(lock) => {
                     let _turn = self.redis.turn().await;
                     lock.still_mine(connection).await?;
-                    connection.pipe(commands).await?
+                    connection.pipe(commands()).await?
                 }
-                None => connection.pipe(commands).await?,
+                None => connection.pipe(commands()).await?,
             };
             let mut answers = Vec::with_capacity(batch.len());
             for (steps, value) in calls.iter().zip(values) {
@@ -186,8 +189,9 @@ impl Walker {
 /// What the script says of one shard.
 type Answer = (String, u64, u64, u64);
 
-/// The calls in which steps are sent: on one server all shards may share one, whatever their slot. Where a
-/// walk goes on in the middle of a shard a call begins.
+/// The calls in which steps are sent. On one server all shards share one, whatever their slot; what makes
+/// more of them is a cluster, and all that follows holds for several calls too. Where a walk goes on in the
+/// middle of a shard a call begins.
 fn calls_of(steps: &[Step]) -> Vec<&[Step]> {
     steps.chunk_by(|_, next| next.cursor == "0").collect()
 }

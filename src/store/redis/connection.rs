@@ -63,6 +63,10 @@ impl Connection {
     }
 
     async fn exchange(&self, commands: Vec<Cmd>, last: Option<&Cmd>) -> Result<Vec<Value>, StoreError> {
+        // Who still holds it would wait for the deadline, one after the other where they take turns.
+        if self.is_broken() {
+            return Err(StoreError::unavailable(Part::Redis, "the connection is broken"));
+        }
         let exchanged = self.exchange_untimed(commands, last);
         let Ok(values) = tokio::time::timeout(self.shared.way.deadline, exchanged).await else {
             return Err(self.give_up("no answer within redis.deadline"));

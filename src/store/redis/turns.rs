@@ -1,8 +1,9 @@
 //! Jobs take turns: one of them at a time has Redis work for it, whatever the partition.
 //!
-//! What a job sends at once keeps Redis from everybody else for a millisecond or two. Partitions whose
+//! What a job sends at once keeps Redis from everybody else for one to five milliseconds. Partitions whose
 //! jobs run at the same time would add up: sixteen of them are sixteen such calls in a row, before which
-//! no heartbeat is written and no play counted.
+//! no heartbeat is written and no play counted. What is short (locks, stamps) is sent without a turn, and so
+//! is a claim that waits for replicas, on a connection of its own.
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 

@@ -64,7 +64,7 @@ pub(crate) struct Copied {
     epoch: u64,
     version: Option<String>,
     entries: Arc<Entries>,
-    /// Of videos that were looked at since, because the version was another: [`ShardMap::followed`].
+    /// Of videos that have moved since, as far as somebody looked at them: [`ShardMap::followed`].
     later: HashMap<VideoId, Places, RandomState>,
     /// Monotonic milliseconds just before the version was last asked for.
     seen: AtomicU64,
@@ -197,23 +197,25 @@ impl ShardMap {
     pub(crate) async fn followed<'a>(
         &self,
         connection: &Connection,
-        copy: &Copied,
+        copy: &Arc<Copied>,
         videos: impl Iterator<Item = &'a VideoId> + Clone,
     ) -> Result<Arc<Copied>, StoreError> {
         let look = self.look(connection, videos.clone()).await?;
         if look.every().as_ref() != copy.entries.every() {
             return self.read(connection).await;
         }
+        let moved = videos.zip(look.places).filter(|(video, places)| copy.places(video) != places);
+        let moved: Vec<(VideoId, Places)> = moved.map(|(video, places)| (video.clone(), places)).collect();
+        if moved.is_empty() {
+            return Ok(copy.clone());
+        }
         let (epoch, version, entries) = (copy.epoch, copy.version.clone(), copy.entries.clone());
         let mut later = copy.later.clone();
-        later.extend(videos.cloned().zip(look.places));
+        later.extend(moved);
         let seen = AtomicU64::new(copy.seen.load(Ordering::Relaxed));
         let followed = Arc::new(Copied { epoch, version, entries, later, seen });
         // Who has read all of it meanwhile knows more.
-        let before = self.shared.copy.load();
-        if before.as_ref().is_some_and(|before| std::ptr::eq(before.as_ref(), copy)) {
-            self.shared.copy.compare_and_swap(&before, Some(followed.clone()));
-        }
+        self.shared.copy.compare_and_swap(copy, Some(followed.clone()));
         Ok(followed)
     }
 
