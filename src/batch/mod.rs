@@ -32,7 +32,7 @@ use crate::{
 
 /// The store must fail to keep up for so long to be taken for overloaded, and keep up for so long to be
 /// trusted again: a burst, or a store that pauses, is waited for.
-const LASTING: Duration = Duration::from_millis(200);
+const LASTING: Duration = Duration::from_millis(50);
 
 /// Sends single requests in batches.
 #[derive(Debug)]

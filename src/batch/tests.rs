@@ -117,10 +117,10 @@ async fn only_full_batches_that_leave_another_are_overload_and_only_where_it_las
         );
     }
     let mut pace = Pace::default();
-    assert_eq!(bound_after(&mut pace, 5, 40 * MILLI, 100, 5_000), most, "for 160 ms only");
+    assert_eq!(bound_after(&mut pace, 5, 10 * MILLI, 100, 5_000), most, "for 40 ms only");
     let mut pace = Pace::default();
-    assert_eq!(bound_after(&mut pace, 6, 40 * MILLI, 100, 100), 100);
-    assert_eq!(bound_after(&mut pace, 5, 40 * MILLI, 100, 99), 100, "for 160 ms only");
+    assert_eq!(bound_after(&mut pace, 6, 10 * MILLI, 100, 100), 100);
+    assert_eq!(bound_after(&mut pace, 5, 10 * MILLI, 100, 99), 100, "for 40 ms only");
     assert_eq!(bound_after(&mut pace, 1, MILLI, 100, 100), 100, "and not in one go");
-    assert_eq!(bound_after(&mut pace, 6, 40 * MILLI, 100, 99), most);
+    assert_eq!(bound_after(&mut pace, 6, 10 * MILLI, 100, 99), most);
 }

@@ -205,31 +205,34 @@ impl Writer {
         let mut error = None;
         // Who beat so long ago is offline by now; in a long outage that is most of them.
         let (now, window) = (self.redis.clock().now(), self.form.window);
-        let mut marks: Vec<(Beat, Mark)> =
-            round.marks.into_iter().filter(|(_, mark)| now.since(mark.at) <= window).collect();
-        if marks.len() > self.batch {
-            // Neighbours share a command, so they should leave in one batch.
-            marks.sort_by_cached_key(|(beat, _)| neighbourhood(beat));
-        }
-        let mut marks = marks.into_iter();
+        let mut marks = round.marks.into_iter().filter(|(_, mark)| now.since(mark.at) <= window);
         loop {
-            let batch: Vec<(Beat, Mark)> = marks.by_ref().take(self.batch).collect();
-            if batch.is_empty() {
+            // Ordering more at once would keep requests waiting.
+            let mut some: Vec<(Beat, Mark)> = marks.by_ref().take(self.early).collect();
+            if some.is_empty() {
                 break;
             }
-            let began = std::time::Instant::now();
-            #[expect(clippy::cast_precision_loss, reason = "a histogram; batches are far below 2^52")]
-            metrics::histogram!("headcount_batch_size", "batch" => "beats").record(batch.len() as f64);
-            let outcome = match self.redis.connection() {
-                Ok(connection) => self.write_batch(&connection, batch, learnt).await,
-                Err(cause) => Outcome::failed(cause, batch),
-            };
-            metrics::histogram!("headcount_batch_duration_seconds", "store" => "redis", "batch" => "beats")
-                .record(began.elapsed().as_secs_f64());
-            failed.extend(outcome.again.iter().map(|(beat, _)| beat.clone()));
-            failed.extend(outcome.refused);
-            self.merge.lock().put_back(outcome.again.into_iter().chain(outcome.elsewhere));
-            error = outcome.error.or(error);
+            if some.len() > self.batch {
+                // Neighbours share a command, so they should leave in one batch.
+                some.sort_by_cached_key(|(beat, _)| neighbourhood(beat));
+            }
+            let mut some = some.into_iter();
+            while some.len() > 0 {
+                let batch: Vec<(Beat, Mark)> = some.by_ref().take(self.batch).collect();
+                let began = std::time::Instant::now();
+                #[expect(clippy::cast_precision_loss, reason = "a histogram; batches are far below 2^52")]
+                metrics::histogram!("headcount_batch_size", "batch" => "beats").record(batch.len() as f64);
+                let outcome = match self.redis.connection() {
+                    Ok(connection) => self.write_batch(&connection, batch, learnt).await,
+                    Err(cause) => Outcome::failed(cause, batch),
+                };
+                metrics::histogram!("headcount_batch_duration_seconds", "store" => "redis", "batch" => "beats")
+                    .record(began.elapsed().as_secs_f64());
+                failed.extend(outcome.again.iter().map(|(beat, _)| beat.clone()));
+                failed.extend(outcome.refused);
+                self.merge.lock().put_back(outcome.again.into_iter().chain(outcome.elsewhere));
+                error = outcome.error.or(error);
+            }
         }
         for (beat, answer) in round.waiting {
             let result = match &error {

@@ -44,7 +44,7 @@ const AT_ONCE: usize = 100;
 const BEATS: usize = 200;
 
 /// Programs on Redis's core while there are too many plays.
-const NEIGHBOURS: usize = 5;
+const NEIGHBOURS: usize = 8;
 
 /// What there is too much of.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -177,8 +177,8 @@ pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
         );
         #[expect(clippy::cast_precision_loss, reason = "bytes of a process")]
         let grown = overloaded.memory_late as f64 / overloaded.memory_early as f64;
-        let what = "largest memory of the service, last third ÷ first";
-        let figure = Figure::new(what, grown, "").must(AtMost(1.1));
+        let name = "largest memory of the service, last third ÷ first";
+        let figure = Figure::new(name, grown, "").must(AtMost(1.1));
         let doubt = (times < ENOUGH && !figure.is_missed()).then(|| format!("only {times:.1} × asked"));
         bench.figure(figure.doubted(doubt));
         if let Some(lost) = &overloaded.lost {
