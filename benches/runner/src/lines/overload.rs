@@ -44,7 +44,7 @@ const AT_ONCE: usize = 100;
 const BEATS: usize = 200;
 
 /// Programs on Redis's core while there are too many plays.
-const NEIGHBOURS: usize = 8;
+const NEIGHBOURS: usize = 6;
 
 /// What there is too much of.
 #[derive(Clone, Copy, PartialEq, Eq)]
