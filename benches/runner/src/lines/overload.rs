@@ -117,7 +117,8 @@ struct Overloaded {
     accepted_p99_from_send: f64,
     refused_p99: f64,
     lag_p99: f64,
-    /// The most in the first third of the time, and in the last.
+    /// The most in the second third of the time, and in the last: in the first each connection is used for the
+    /// first time.
     memory_early: u64,
     memory_late: u64,
     lost: Option<Lost>,
@@ -177,7 +178,7 @@ pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
         );
         #[expect(clippy::cast_precision_loss, reason = "bytes of a process")]
         let grown = overloaded.memory_late as f64 / overloaded.memory_early as f64;
-        let name = "largest memory of the service, last third ÷ first";
+        let name = "largest memory of the service, last third ÷ second";
         let figure = Figure::new(name, grown, "").must(AtMost(1.1));
         let doubt = (times < ENOUGH && !figure.is_missed()).then(|| format!("only {times:.1} × asked"));
         bench.figure(figure.doubted(doubt));
@@ -211,7 +212,7 @@ async fn overload(bench: &Bench, world: &World, kind: Kind) -> anyhow::Result<Ov
     let lost = if kind == Kind::Plays { Some(lost(bench, world, run, &sent).await?) } else { None };
     let third = memory.len() / 3;
     let most = |seen: &[u64]| seen.iter().copied().max().unwrap_or_default();
-    let (memory_early, memory_late) = (most(&memory[..third]), most(&memory[memory.len() - third..]));
+    let (memory_early, memory_late) = (most(&memory[third..2 * third]), most(&memory[2 * third..]));
 
     let part = |which: fn(&Sent) -> bool| -> Vec<Sent> { sent.iter().copied().filter(which).collect() };
     let p = |sent: &[Sent], share, figure: fn(&Sent) -> f64| {
