@@ -106,19 +106,26 @@ pub(crate) fn requests(body: Body) -> String {
     lines
 }
 
-/// Beats of as many viewers as a gateway sends at once; the n-th request is the same every time.
-pub(crate) fn batch(number: u64, beats: usize) -> String {
-    let mut dice = Dice::new(number);
+/// The body in which a gateway sends beats of (video, viewer).
+pub(crate) fn body_of(beats: impl Iterator<Item = (String, u32)>) -> String {
     let mut body = String::from("{\"beats\":[");
-    for beat in 0..beats {
-        let comma = if beat == 0 { "" } else { "," };
-        let video = video(usize::try_from(dice.below(VIDEOS)).expect("a u32"));
-        let viewer = viewer(dice.below(VIEWERS));
+    for (number, (video, viewer)) in beats.enumerate() {
+        let comma = if number == 0 { "" } else { "," };
         write!(body, "{comma}{{\"videoId\":\"{video}\",\"userId\":\"{viewer}\"}}")
             .expect("a String takes everything");
     }
     body.push_str("]}");
     body
+}
+
+/// The n-th request of a gateway, of so many beats: the same every time.
+pub(crate) fn batch(number: u64, beats: usize) -> String {
+    let mut dice = Dice::new(number);
+    let mut beat = || {
+        let video = video(usize::try_from(dice.below(VIDEOS)).expect("a u32"));
+        (video, viewer(dice.below(VIEWERS)))
+    };
+    body_of((0..beats).map(|_| beat()))
 }
 
 /// A file of requests of gateways, with so many beats each.

@@ -1,13 +1,13 @@
 //! Many beats and plays at once, to bring a service into a state that is then measured.
 
-use std::{fmt::Write as _, net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use serde::Deserialize;
 use tokio::task::JoinSet;
 
 use crate::{
-    audience::video,
+    audience::{body_of, video},
     http::{Connection, post},
 };
 
@@ -41,14 +41,8 @@ pub(crate) async fn beat(
     let mut connection = Connection::open(address).await?;
     let mut beats = beats.peekable();
     while beats.peek().is_some() {
-        let mut body = String::from("{\"beats\":[");
         let mut sent = 0;
-        for (video, viewer) in beats.by_ref().take(BEATS_AT_ONCE) {
-            let comma = if sent == 0 { "" } else { "," };
-            write!(body, "{comma}{{\"videoId\":\"{video}\",\"userId\":\"{viewer}\"}}")?;
-            sent += 1;
-        }
-        body.push_str("]}");
+        let body = body_of(beats.by_ref().take(BEATS_AT_ONCE).inspect(|_| sent += 1));
         let request = post("/api/heartbeats", &body);
         let mut tries = 0;
         // What was refused for want of room may be sent again with the others: a beat more changes nothing.

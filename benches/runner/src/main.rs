@@ -11,6 +11,7 @@ mod machine;
 mod open_loop;
 mod process;
 mod report;
+mod simulator;
 mod waits;
 mod world;
 mod wrk;

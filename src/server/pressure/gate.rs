@@ -7,7 +7,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// The shortest of so many waits counts: a single long one is a hiccup.
+/// The shortest of so many measurements counts: one that is over by the next is a hiccup.
 const WAITS: usize = 3;
 
 /// By how much of all requests the refused share changes in a second of waits twice as long as they

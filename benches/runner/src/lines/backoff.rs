@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use serde::Serialize;
-use tokio::process::Command;
 
 use crate::{
     audience::Body,
     bench::{Bench, WARM_UP},
     process::{Apart, Process, neighbours},
     report::{Bound::AtMost, Figure},
+    simulator,
     world::World,
     wrk::{Load, round},
 };
@@ -19,8 +19,7 @@ use crate::{
 const NEIGHBOURS: usize = 4;
 
 /// How often viewers beat at first: six times as often as by default, and all that follows is as much shorter.
-const EVERY: u32 = 5;
-const USUAL: f64 = 5.0;
+const EVERY: Duration = Duration::from_secs(5);
 const SLOWEST: &str = "33";
 const SETTINGS: [(&str, &str); 3] =
     [("PRESENCE__HEARTBEAT_EVERY", "5s"), ("PRESENCE__WINDOW", "100s"), ("JOBS__SWEEP_EVERY", "10s")];
@@ -50,19 +49,15 @@ pub(super) async fn run(bench: &Bench) -> anyhow::Result<()> {
     round(bench, &load, WARM_UP).await?;
     let can_do = round(bench, &load, bench.round()).await?.requests_per_second;
     // Whoever was slowed down by that is not any more.
-    while service.metric("headcount_next_heartbeat_seconds").await? > USUAL {
+    while service.metric("headcount_next_heartbeat_seconds").await? > EVERY.as_secs_f64() {
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a few 100,000 viewers")]
-    let viewers = (can_do * TIMES) as u32 * EVERY;
+    let viewers = (can_do * TIMES * EVERY.as_secs_f64()) as u32;
     let looks = if bench.options.quick { LOOKS / 2 } else { LOOKS };
-    let mut command = Command::new(&bench.options.headcount);
-    command.args(["simulate", "--targets", &format!("http://{}", service.public), "--seed", "1"]);
-    command.args(["--viewers", &viewers.to_string(), "--videos", "10000", "--plays-per-viewer", "0"]);
-    command.args(["--heartbeat-every", &format!("{EVERY}s"), "--in-flight", "1000"]);
-    // It is stopped when the measuring is over.
-    command.args(["--duration", &format!("{}s", 2 * looks * u32::try_from(A_LOOK.as_secs())?)]);
-    let simulator = Process::start(command, &bench.log("simulate"))?;
+    // With fewer requests in flight it would wait for answers, and ask for less by itself.
+    let more = ["--in-flight", "1000"];
+    let simulator = simulator::start(bench, service, viewers, EVERY, A_LOOK * looks * 2, &more)?;
     let mut seen = Vec::new();
     for _ in 0..looks {
         let before = answered(&world).await?;

@@ -5,19 +5,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use serde::Serialize;
-use tokio::process::Command;
 
 use crate::{
     bench::Bench,
-    process::{Process, processor_time},
+    process::processor_time,
     report::{Bound::AtMost, Figure},
+    simulator,
     world::{Redis, World},
 };
 
 /// Heartbeats a second, whatever the audience: a larger one beats more rarely.
 const RATE: u32 = 4_000;
-
-const VIDEOS: u32 = 10_000;
 
 /// Two sweeps fit in.
 const MEASURED: Duration = Duration::from_secs(60);
@@ -64,20 +62,7 @@ async fn measure(bench: &Bench, viewers: u32) -> anyhow::Result<Size> {
     let every = Duration::from_secs_f64(f64::from(viewers) / f64::from(RATE));
     let world = World::to_weigh(bench, SETTINGS).await?;
     let service = &world.service;
-    let mut command = Command::new(&bench.options.headcount);
-    command.args(["simulate", "--targets", &format!("http://{}", service.public), "--seed", "1"]);
-    command.args([
-        "--viewers",
-        &viewers.to_string(),
-        "--videos",
-        &VIDEOS.to_string(),
-        "--plays-per-viewer",
-        "0",
-    ]);
-    command.args(["--heartbeat-every", &format!("{}ms", every.as_millis())]);
-    // It is stopped when the measuring is over.
-    command.args(["--duration", &format!("{}s", (every + SLACK + MEASURED).as_secs() * 2)]);
-    let simulator = Process::start(command, &bench.log("simulate"))?;
+    let simulator = simulator::start(bench, service, viewers, every, (every + SLACK + MEASURED) * 2, &[])?;
 
     let entered = Instant::now();
     while service.metric("headcount_online_fields").await? < f64::from(viewers) * 0.999 {
