@@ -1,6 +1,6 @@
 //! Settings that are fine alone and wrong together, and those that are allowed and likely a mistake.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, path::Path, time::Duration};
 
 use humantime::format_duration;
 
@@ -86,6 +86,29 @@ pub(super) fn check(config: &Config) -> Check {
             &["plays.ack"],
             "false with plays.ack = \"received\": what is answered at once can't have been waited for"
                 .to_owned(),
+        );
+    }
+    let redis = &config.redis;
+    let files = [
+        ("redis.ca_file", &redis.ca_file),
+        ("redis.client_cert_file", &redis.client_cert_file),
+        ("redis.client_key_file", &redis.client_key_file),
+    ];
+    let is_given = |path: &Path| !path.as_os_str().is_empty();
+    let given = files.into_iter().find(|(_, path)| is_given(path));
+    if let Some((setting, path)) = given.filter(|_| !redis.is_tls()) {
+        wrong(
+            setting,
+            format!("{path:?}"),
+            &["redis.url"],
+            "\"\" where redis.url isn't rediss://: nothing would be encrypted".to_owned(),
+        );
+    } else if is_given(&redis.client_cert_file) != is_given(&redis.client_key_file) {
+        wrong(
+            "redis.client_key_file",
+            format!("{:?}", redis.client_key_file),
+            &["redis.client_cert_file"],
+            "given together with redis.client_cert_file, or not at all".to_owned(),
         );
     }
     if collide(server.listen, config.ops.listen) {

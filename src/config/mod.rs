@@ -140,6 +140,12 @@ pub struct Embedded {
 pub struct Redis {
     /// Address, user and password.
     pub url: SecretUrl,
+    /// Whose signature a server's certificate must have; empty for the public authorities.
+    pub ca_file: PathBuf,
+    /// What this client shows to a server that wants to know it; empty for nothing.
+    pub client_cert_file: PathBuf,
+    /// The key of that certificate.
+    pub client_key_file: PathBuf,
     /// In front of every key.
     pub prefix: String,
     /// The longest a call may take.
@@ -153,6 +159,14 @@ pub struct Redis {
     pub batch_min_age: Duration,
     /// On how many replicas a batch is before it is applied.
     pub wait_replicas: u32,
+}
+
+impl Redis {
+    /// Whether certificates are looked at.
+    #[must_use]
+    pub fn is_tls(&self) -> bool {
+        self.url.is_tls()
+    }
 }
 
 /// `[postgres]`
@@ -319,6 +333,12 @@ impl SecretUrl {
     #[must_use]
     pub fn expose(&self) -> &str {
         &self.0
+    }
+
+    /// Whether it is reached by TLS from the first byte on.
+    #[must_use]
+    pub fn is_tls(&self) -> bool {
+        ["rediss://", "valkeys://"].iter().any(|scheme| self.0.starts_with(scheme))
     }
 
     /// The address without user, password and query, for logs and reports. One whose parts can't be

@@ -37,6 +37,9 @@ pub(super) const SETTINGS: &[(&str, Allowed)] = &[
     ("embedded.snapshot_every", Allowed::Time(secs(1), MINUTE)),
     ("embedded.max_viewers", Allowed::Number(1, 100_000_000)),
     ("redis.url", Allowed::RedisUrl),
+    ("redis.ca_file", Allowed::PathOrNone),
+    ("redis.client_cert_file", Allowed::PathOrNone),
+    ("redis.client_key_file", Allowed::PathOrNone),
     ("redis.prefix", Allowed::KeyPrefix),
     ("redis.deadline", Allowed::Time(millis(50), MINUTE)),
     ("redis.connect_timeout", Allowed::Time(millis(100), MINUTE)),
@@ -88,6 +91,8 @@ pub(super) enum Allowed {
     LogFilter,
     /// A path of the file system.
     Path,
+    /// One, or nothing.
+    PathOrNone,
     /// Where Redis is.
     RedisUrl,
     /// Where Postgres is.
@@ -120,6 +125,7 @@ impl Allowed {
             Self::Address => text.parse::<SocketAddr>().is_ok(),
             Self::LogFilter => is_log_filter(text),
             Self::Path => !text.is_empty() && !text.contains('\0'),
+            Self::PathOrNone => !text.contains('\0'),
             Self::RedisUrl => is_redis_url(text),
             Self::PostgresUrl => is_postgres_url(text),
             Self::KeyPrefix => {
@@ -164,6 +170,7 @@ impl fmt::Display for Allowed {
                  \"info,headcount::presence=debug\"",
             ),
             Self::Path => formatter.write_str("a path"),
+            Self::PathOrNone => formatter.write_str("a path, or \"\""),
             Self::RedisUrl => formatter.write_str(
                 "redis://, rediss:// or unix://, such as \"redis://user:password@host:6379/0\" \
                  (special characters of a password percent-encoded)",
@@ -194,6 +201,8 @@ fn is_log_filter(text: &str) -> bool {
 fn is_redis_url(text: &str) -> bool {
     let scheme = text.split("://").next().unwrap_or_default();
     let named = matches!(scheme, "redis" | "rediss" | "valkey" | "valkeys" | "unix");
+    // What the driver would take for "don't look whose certificate it is", and then refuse to do.
+    let named = named && !text.ends_with("#insecure");
     named && redis::Client::open(text).is_ok()
 }
 

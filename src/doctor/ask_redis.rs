@@ -5,23 +5,26 @@ use std::time::{Duration, Instant};
 use redis::{AsyncConnectionConfig, Cmd, FromRedisValue, aio::MultiplexedConnection};
 
 use super::{Answer, redis::Facts};
-use crate::{clock::Clock, config};
+use crate::{
+    clock::Clock,
+    config,
+    store::redis::address::{Certificates, explained},
+};
 
 /// An answer that takes longer isn't waited for: a doctor is no request.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The facts, or why there is no way to this Redis.
 pub(super) async fn ask(settings: &config::Redis, clock: &dyn Clock) -> Answer<Facts> {
-    crate::tls::choose_provider();
-    // The error's own text may repeat the URL, and the URL may hold a password.
-    let client = redis::Client::open(settings.url.expose()).map_err(|error| error.category().to_owned())?;
+    let certificates = Certificates::read(settings).map_err(|error| error.to_string())?;
+    let client = certificates.client(&settings.url).map_err(|error| error.to_string())?;
     let connect = AsyncConnectionConfig::new()
         .set_connection_timeout(Some(settings.connect_timeout))
         .set_response_timeout(Some(PATIENCE));
     let connection = client
         .get_multiplexed_async_connection_with_config(&connect)
         .await
-        .map_err(|error| error.to_string())?;
+        .map_err(|error| explained(&error))?;
     let mut asking = Asking { connection };
     let pong = redis::cmd("PING").query_async::<String>(&mut asking.connection).await;
     let writes = match pong {

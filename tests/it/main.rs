@@ -37,6 +37,7 @@ mod readiness;
 mod redis_scripts;
 mod redis_trouble;
 mod redis_trouble_data;
+mod rights;
 mod routes;
 mod shards;
 mod shards_memory;

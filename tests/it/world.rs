@@ -15,6 +15,8 @@ use headcount::{
 pub use headcount_support::{eventually, service};
 use uuid::Uuid;
 
+use crate::rights;
+
 /// Where every test's clock begins.
 pub const NOON: Timestamp = Timestamp::from_millis(1_735_732_800_000);
 
@@ -77,7 +79,15 @@ impl World {
             config.postgres.url = config::SecretUrl::new(new_database().await);
             config.postgres.max_connections = 4;
         }
+        let given = (config.redis.url.clone(), config.postgres.url.clone());
         change(&mut config);
+        // Each law is one that holds for users who may no more than docs/security.md says.
+        if kind == BackendKind::Redis && config.redis.url.expose() == given.0.expose() {
+            config.redis.url = rights::of_shared_redis().await;
+        }
+        if kind == BackendKind::Redis && config.postgres.url.expose() == given.1.expose() {
+            rights::grant(&mut config.postgres).await;
+        }
         Self::start(config, ManualClock::at(NOON), folder).await
     }
 
@@ -242,7 +252,16 @@ impl World {
     }
 
     pub async fn redis_connection(&self) -> redis::aio::MultiplexedConnection {
-        headcount_support::redis_connection(self.config.redis.url.expose()).await.unwrap()
+        let url = rights::as_owner(&self.config.redis.url, "TEST_REDIS_URL");
+        headcount_support::redis_connection(&url).await.unwrap()
+    }
+
+    /// A connection of who owns this world's database.
+    pub async fn database(&self) -> sqlx::PgConnection {
+        use sqlx::Connection as _;
+
+        let url = rights::as_owner(&self.config.postgres.url, "TEST_POSTGRES_URL");
+        sqlx::PgConnection::connect(&url).await.unwrap()
     }
 
     /// Every key of this world, without the prefix.

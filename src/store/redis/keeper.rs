@@ -7,7 +7,7 @@ use std::{
 
 use redis::Cmd;
 
-use super::{Connection, Live, Redis, info_field, reply};
+use super::{Connection, Live, Redis, address::explained, info_field, reply};
 use crate::{
     error::{Part, StoreError},
     store::attempts::first_to_end,
@@ -55,7 +55,7 @@ impl Redis {
             shared.way.client.get_multiplexed_async_connection_with_config(&shared.way.connect)
         })
         .await
-        .map_err(|error| StoreError::unavailable(Part::Redis, error))?;
+        .map_err(|error| StoreError::unavailable(Part::Redis, explained(&error)))?;
         let mut connection = Connection {
             live: Arc::new(Live { epoch: 0, run_id: "".into(), inner, broken: AtomicBool::new(false) }),
             shared: shared.clone(),

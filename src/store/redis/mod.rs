@@ -5,6 +5,7 @@
 //! calls fail at once meanwhile. Each connection has an epoch: what was learnt on one (what is
 //! registered, what is in the data) may be untrue on the next.
 
+pub mod address;
 mod connection;
 mod keeper;
 mod replicas;
@@ -96,18 +97,13 @@ impl Redis {
     /// Prepares the way; nothing is sent before [`Redis::start`].
     ///
     /// # Errors
-    /// `url` is no Redis address.
+    /// `url` is no Redis address, or certificates can't be used.
     pub fn new(
         settings: &config::Redis,
         clock: Arc<StoreClock>,
         scripts: Vec<&'static LuaScript>,
     ) -> Result<Self, StoreError> {
-        crate::tls::choose_provider();
-        let client = redis::Client::open(settings.url.expose())
-            // The error's own text may repeat the URL, and the URL may hold a password.
-            .map_err(|error| {
-                StoreError::unexpected(Part::Redis, format!("redis.url: {}", error.category()))
-            })?;
+        let client = address::Certificates::read(settings)?.client(&settings.url)?;
         let connect = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(settings.connect_timeout))
             // Every call has its own deadline around it, which counts the wait to be sent as well.
