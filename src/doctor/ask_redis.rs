@@ -24,7 +24,7 @@ pub(super) async fn ask(settings: &config::Redis, clock: &dyn Clock) -> Answer<F
     let connection = client
         .get_multiplexed_async_connection_with_config(&connect)
         .await
-        .map_err(|error| explained(&error))?;
+        .map_err(|error| explained(&error, &client))?;
     let mut asking = Asking { connection };
     let pong = redis::cmd("PING").query_async::<String>(&mut asking.connection).await;
     let writes = match pong {

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use redis::{ClientTlsConfig, RedisError, TlsCertificates};
+use redis::{ClientTlsConfig, ConnectionAddr, RedisError, TlsCertificates};
 use rustls::{
     ClientConfig, RootCertStore,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
@@ -93,7 +93,12 @@ impl Certificates {
 
 /// Why there is no connection, for whoever runs this.
 #[must_use]
-pub fn explained(error: &RedisError) -> String {
+pub fn explained(error: &RedisError, client: &redis::Client) -> String {
+    let is_tls = matches!(client.get_connection_info().addr(), ConnectionAddr::TcpTls { .. });
+    if is_tls && error.is_timeout() {
+        // To Redis, what TLS begins with is the beginning of a command: it waits for the rest.
+        return format!("{error} (at a port that doesn't speak TLS nobody would answer)");
+    }
     tls::explained(&error.to_string(), AUTHORITY)
 }
 

@@ -55,7 +55,7 @@ impl Redis {
             shared.way.client.get_multiplexed_async_connection_with_config(&shared.way.connect)
         })
         .await
-        .map_err(|error| StoreError::unavailable(Part::Redis, explained(&error)))?;
+        .map_err(|error| StoreError::unavailable(Part::Redis, explained(&error, &shared.way.client)))?;
         let mut connection = Connection {
             live: Arc::new(Live { epoch: 0, run_id: "".into(), inner, broken: AtomicBool::new(false) }),
             shared: shared.clone(),

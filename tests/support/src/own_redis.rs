@@ -103,6 +103,13 @@ impl OwnRedis {
         self.query::<String>(follow).await.unwrap();
     }
 
+    /// Lets in only who has this password, from now on.
+    pub async fn require(&self, password: &str) {
+        let mut set = redis::cmd("CONFIG");
+        set.arg("SET").arg("requirepass").arg(password);
+        self.query::<String>(set).await.unwrap();
+    }
+
     /// Where replicas find it, or who speaks TLS.
     #[must_use]
     pub fn port(&self) -> u16 {
