@@ -1,10 +1,11 @@
 //! Settings that are fine alone and wrong together, and those that are allowed and likely a mistake.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, path::Path, time::Duration};
 
 use humantime::format_duration;
 
 use super::{Ack, Config, SecretUrl, Topology, invalid::Problem};
+use crate::config;
 
 /// Hidden browser tabs beat about once a minute, whatever they are told.
 const SLOWEST_BEAT: Duration = Duration::from_secs(60);
@@ -123,6 +124,8 @@ pub(super) fn check(config: &Config) -> Check {
         );
     }
 
+    problems.extend(certificates(&config.redis));
+
     let mut warnings = Vec::new();
     if presence.window < SLOWEST_BEAT * 3 {
         warnings.push(format!(
@@ -132,6 +135,26 @@ pub(super) fn check(config: &Config) -> Check {
         ));
     }
     Check { problems, warnings }
+}
+
+/// Files that only mean something together, or by TLS.
+fn certificates(redis: &config::Redis) -> Option<Problem> {
+    let is_given = |path: &Path| !path.as_os_str().is_empty();
+    let files = [
+        ("redis.ca_file", &redis.ca_file),
+        ("redis.client_cert_file", &redis.client_cert_file),
+        ("redis.client_key_file", &redis.client_key_file),
+    ];
+    if let Some((setting, path)) = files.into_iter().find(|(_, path)| is_given(path) && !redis.is_tls()) {
+        let must = "\"\" where no address is rediss://: nothing would be encrypted";
+        return Some(Problem::together(setting, &path.display().to_string(), vec!["redis.url"], must));
+    }
+    let is_whole = is_given(&redis.client_cert_file) == is_given(&redis.client_key_file);
+    (!is_whole).then(|| {
+        let key = format!("\"{}\"", redis.client_key_file.display());
+        let must = "given together with redis.client_cert_file, or not at all";
+        Problem::together("redis.client_key_file", &key, vec!["redis.client_cert_file"], must)
+    })
 }
 
 /// Whether one of the two listeners would find its address taken by the other.

@@ -15,6 +15,8 @@ use headcount::{
 pub use headcount_support::{eventually, service};
 use uuid::Uuid;
 
+use crate::rights;
+
 /// Where every test's clock begins.
 pub const NOON: Timestamp = Timestamp::from_millis(1_735_732_800_000);
 
@@ -92,7 +94,15 @@ impl World {
             config.postgres.url = config::SecretUrl::new(new_database().await);
             config.postgres.max_connections = 4;
         }
+        let given = (config.redis.url.clone(), config.postgres.url.clone());
         change(&mut config);
+        // Each law is one that holds for users who may no more than docs/security.md says.
+        if kind == BackendKind::Redis && config.redis.url.expose() == given.0.expose() {
+            config.redis.url = rights::of_shared_redis().await;
+        }
+        if kind == BackendKind::Redis && config.postgres.url.expose() == given.1.expose() {
+            rights::grant(&mut config.postgres).await;
+        }
         Self::start(config, ManualClock::at(NOON), folder).await
     }
 
@@ -255,7 +265,7 @@ impl World {
     pub async fn redis_command<T: redis::FromRedisValue>(&self, command: &redis::Cmd) -> T {
         let mut answers = Vec::new();
         for url in self.redis_urls() {
-            let mut connection = headcount_support::redis_connection(url).await.unwrap();
+            let mut connection = headcount_support::redis_connection(&url).await.unwrap();
             match command.query_async(&mut connection).await {
                 Err(error) if error.code() == Some("MOVED") => answers.push(error),
                 answer => return answer.unwrap(),
@@ -265,13 +275,26 @@ impl World {
     }
 
     /// Every primary.
-    fn redis_urls(&self) -> Vec<&str> {
+    fn redis_urls(&self) -> Vec<String> {
         match self.config.redis.topology {
             config::Topology::Cluster => {
-                self.config.redis.urls.iter().map(config::SecretUrl::expose).collect()
+                self.config.redis.urls.iter().map(|url| url.expose().to_owned()).collect()
             }
-            _ => vec![self.config.redis.url.expose()],
+            _ => vec![rights::as_owner(&self.config.redis.url, "TEST_REDIS_URL")],
         }
+    }
+
+    /// A connection of who may do everything with this world's Redis, which is one server.
+    pub async fn redis_connection(&self) -> redis::aio::MultiplexedConnection {
+        headcount_support::redis_connection(&self.redis_urls()[0]).await.unwrap()
+    }
+
+    /// A connection of who owns this world's database.
+    pub async fn database(&self) -> sqlx::PgConnection {
+        use sqlx::Connection as _;
+
+        let url = rights::as_owner(&self.config.postgres.url, "TEST_POSTGRES_URL");
+        sqlx::PgConnection::connect(&url).await.unwrap()
     }
 
     /// Every key of this world, without the prefix.
@@ -279,7 +302,7 @@ impl World {
         let prefix = &self.config.redis.prefix;
         let mut keys: Vec<String> = Vec::new();
         for url in self.redis_urls() {
-            let mut connection = headcount_support::redis_connection(url).await.unwrap();
+            let mut connection = headcount_support::redis_connection(&url).await.unwrap();
             let mut all = redis::cmd("KEYS");
             let some: Vec<String> = all.arg(format!("{prefix}*")).query_async(&mut connection).await.unwrap();
             keys.extend(some);

@@ -5,6 +5,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
+mod certificates;
 mod own_cluster;
 mod own_postgres;
 mod own_redis;
@@ -13,6 +14,7 @@ mod proxy;
 use std::time::Duration;
 
 pub use self::{
+    certificates::{Authority, Issued},
     own_cluster::OwnCluster,
     own_postgres::OwnPostgres,
     own_redis::OwnRedis,
