@@ -29,6 +29,7 @@ mod drain;
 mod durability;
 #[cfg(feature = "failpoints")]
 mod kill_matrix;
+mod load;
 mod network;
 mod network_load;
 mod no_cliff;
@@ -44,6 +45,7 @@ mod redis_trouble_data;
 mod rights;
 mod routes;
 mod secrets;
+mod sentinel;
 mod shards;
 mod shards_memory;
 mod shards_property;

@@ -264,7 +264,7 @@ impl World {
     /// Sends a command to this world's Redis, in a cluster to whoever has its keys.
     pub async fn redis_command<T: redis::FromRedisValue>(&self, command: &redis::Cmd) -> T {
         let mut answers = Vec::new();
-        for url in self.redis_urls() {
+        for url in self.redis_urls().await {
             let mut connection = headcount_support::redis_connection(&url).await.unwrap();
             match command.query_async(&mut connection).await {
                 Err(error) if error.code() == Some("MOVED") => answers.push(error),
@@ -275,18 +275,40 @@ impl World {
     }
 
     /// Every primary.
-    fn redis_urls(&self) -> Vec<String> {
+    async fn redis_urls(&self) -> Vec<String> {
         match self.config.redis.topology {
             config::Topology::Cluster => {
                 self.config.redis.urls.iter().map(|url| url.expose().to_owned()).collect()
             }
-            _ => vec![rights::as_owner(&self.config.redis.url, "TEST_REDIS_URL")],
+            config::Topology::Sentinel => vec![self.named_by_sentinels().await],
+            config::Topology::Single => vec![rights::as_owner(&self.config.redis.url, "TEST_REDIS_URL")],
         }
+    }
+
+    /// The primary, with the user and password by which the service comes.
+    async fn named_by_sentinels(&self) -> String {
+        let mut told = None;
+        eventually("a sentinel names the primary", async || {
+            for url in &self.config.redis.urls {
+                let name = &self.config.redis.sentinel_master;
+                told = headcount_support::own_sentinels::primary_by(url.expose(), name).await.ok();
+                if told.is_some() {
+                    break;
+                }
+            }
+            told.is_some()
+        })
+        .await;
+        let (host, port) = told.unwrap();
+        let mut url = url::Url::parse(self.config.redis.url.expose()).unwrap();
+        url.set_host(Some(&host)).unwrap();
+        url.set_port(Some(port)).unwrap();
+        url.to_string()
     }
 
     /// A connection of who may do everything with this world's Redis, which is one server.
     pub async fn redis_connection(&self) -> redis::aio::MultiplexedConnection {
-        headcount_support::redis_connection(&self.redis_urls()[0]).await.unwrap()
+        headcount_support::redis_connection(&self.redis_urls().await[0]).await.unwrap()
     }
 
     /// A connection of who owns this world's database.
@@ -301,7 +323,7 @@ impl World {
     pub async fn redis_keys(&self) -> Vec<String> {
         let prefix = &self.config.redis.prefix;
         let mut keys: Vec<String> = Vec::new();
-        for url in self.redis_urls() {
+        for url in self.redis_urls().await {
             let mut connection = headcount_support::redis_connection(&url).await.unwrap();
             let mut all = redis::cmd("KEYS");
             let some: Vec<String> = all.arg(format!("{prefix}*")).query_async(&mut connection).await.unwrap();

@@ -163,10 +163,10 @@ impl Sentinels {
                 format!("no sentinel of redis.urls names a primary: {reason}"),
             )
         };
-        Err(match told.into_iter().find_map(Result::err) {
-            Some(error) => of(&error),
-            None => of(&format!("they know of none called {:?} (redis.sentinel_master)", self.name)),
-        })
+        // One that answers and knows of none says more than one that is away.
+        let nobody = format!("they know of none called {:?} (redis.sentinel_master)", self.name);
+        let knows_none = told.iter().any(Result::is_ok);
+        Err(of(&told.into_iter().find_map(Result::err).filter(|_| !knows_none).unwrap_or(nobody)))
     }
 }
 

@@ -9,6 +9,7 @@ mod certificates;
 mod own_cluster;
 mod own_postgres;
 mod own_redis;
+pub mod own_sentinels;
 mod proxy;
 
 use std::time::Duration;
@@ -18,6 +19,7 @@ pub use self::{
     own_cluster::OwnCluster,
     own_postgres::OwnPostgres,
     own_redis::OwnRedis,
+    own_sentinels::OwnSentinels,
     proxy::{Proxy, Way},
 };
 
