@@ -4,7 +4,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use humantime::format_duration;
 
-use super::{Ack, Config, invalid::Problem};
+use super::{Ack, BackendKind, Config, invalid::Problem};
 
 /// Hidden browser tabs beat about once a minute, whatever they are told.
 const SLOWEST_BEAT: Duration = Duration::from_secs(60);
@@ -88,6 +88,9 @@ pub(super) fn check(config: &Config) -> Check {
                 .to_owned(),
         );
     }
+    if config.kafka.is_used() {
+        check_kafka(config, &mut wrong);
+    }
     if collide(server.listen, config.ops.listen) {
         wrong(
             "ops.listen",
@@ -106,6 +109,52 @@ pub(super) fn check(config: &Config) -> Check {
         ));
     }
     Check { problems, warnings }
+}
+
+/// Looks at what Kafka asks of the others.
+fn check_kafka(config: &Config, wrong: &mut impl FnMut(&str, String, &[&'static str], String)) {
+    let kafka = &config.kafka;
+    let brokers = format!("{:?}", kafka.brokers);
+    if !cfg!(feature = "kafka") {
+        let must = "\"\" in this build, which has no Kafka in it; the Docker image has, and what \
+                    `cargo build --release --features kafka` builds";
+        wrong("kafka.brokers", brokers, &[], must.to_owned());
+        return;
+    }
+    if config.backend != BackendKind::Redis {
+        let must = "\"\" with backend = \"embedded\": what Kafka hands on is counted in Postgres";
+        wrong("kafka.brokers", brokers, &["backend"], must.to_owned());
+    }
+    if kafka.dead_letter_topic == kafka.topic {
+        let must = "another topic than kafka.topic: what can't be read would be read again";
+        wrong(
+            "kafka.dead_letter_topic",
+            format!("{:?}", kafka.dead_letter_topic),
+            &["kafka.topic"],
+            must.to_owned(),
+        );
+    }
+    if config.server.request_timeout <= kafka.deadline {
+        let (timeout, deadline) = (config.server.request_timeout, kafka.deadline);
+        wrong(
+            "server.request_timeout",
+            format_duration(timeout).to_string(),
+            &["kafka.deadline"],
+            format!("longer than kafka.deadline, here {}", format_duration(deadline)),
+        );
+    }
+    if config.plays.ack == Ack::Received {
+        let must = "\"stored\" with Kafka: a play is answered when the log has it";
+        wrong("plays.ack", "\"received\"".to_owned(), &["kafka.brokers"], must.to_owned());
+    }
+    if config.plays.wait {
+        let must = "false with Kafka: plays wait for Kafka's brokers, not for Redis's replicas";
+        wrong("plays.wait", true.to_string(), &["kafka.brokers"], must.to_owned());
+    }
+    if let Some((name, must)) = super::kafka::refused(&kafka.properties) {
+        let setting = format!("{}{name}", super::kafka::PROPERTIES);
+        wrong(&setting, "set".to_owned(), &[], must.to_owned());
+    }
 }
 
 /// Whether one of the two listeners would find its address taken by the other.
