@@ -5,6 +5,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
+mod own_kafka;
 mod own_postgres;
 mod own_redis;
 mod proxy;
@@ -12,6 +13,7 @@ mod proxy;
 use std::time::Duration;
 
 pub use self::{
+    own_kafka::OwnKafka,
     own_postgres::OwnPostgres,
     own_redis::OwnRedis,
     proxy::{Proxy, Way},
