@@ -5,6 +5,8 @@
 
 mod producer;
 pub mod record;
+#[cfg(test)]
+mod tests;
 pub mod topics;
 
 use std::sync::Arc;
