@@ -59,7 +59,17 @@ fn check(given: HashMap<String, String>) -> Config {
 
 #[test]
 fn the_image_compose_and_kubernetes_run_on_redis_and_listen_on_all_addresses() {
-    for given in [settings(DOCKERFILE, "="), in_compose("headcount"), settings(KUBERNETES, "=")] {
+    let mut all = vec![
+        settings(DOCKERFILE, "="),
+        in_compose("headcount"),
+        in_compose("headcount-cluster"),
+        settings(KUBERNETES, "="),
+    ];
+    // Refused by a build without it.
+    if cfg!(feature = "kafka") {
+        all.push(in_compose("headcount-kafka"));
+    }
+    for given in all {
         let config = check(given);
         assert_eq!(config.backend, BackendKind::Redis);
         assert_eq!(config.server.listen.to_string(), "0.0.0.0:8080");
