@@ -24,7 +24,7 @@ pub(super) async fn ask(settings: &config::Redis, clock: &dyn Clock) -> Answer<F
     let connection = client
         .get_multiplexed_async_connection_with_config(&connect)
         .await
-        .map_err(|error| explained(&error, &client))?;
+        .map_err(|error| explained(&error.to_string(), &client))?;
     let mut asking = Asking { connection };
     let pong = redis::cmd("PING").query_async::<String>(&mut asking.connection).await;
     let writes = match pong {
@@ -32,7 +32,7 @@ pub(super) async fn ask(settings: &config::Redis, clock: &dyn Clock) -> Answer<F
         // A Redis that can't save refuses even this, and answers whatever else is asked.
         Err(error) if error.code() == Some("MISCONF") => Err(error.to_string()),
         Err(error) if error.code() == Some("NOPERM") => Ok(()),
-        Err(error) => return Err(error.to_string()),
+        Err(error) => return Err(explained(&error.to_string(), &client)),
     };
     Ok(Facts {
         writes,

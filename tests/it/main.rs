@@ -23,6 +23,7 @@ mod doctor;
 mod documents;
 mod drain;
 mod durability;
+mod fleet;
 #[cfg(feature = "failpoints")]
 mod kill_matrix;
 mod network;

@@ -55,12 +55,20 @@ impl Redis {
             shared.way.client.get_multiplexed_async_connection_with_config(&shared.way.connect)
         })
         .await
-        .map_err(|error| StoreError::unavailable(Part::Redis, explained(&error, &shared.way.client)))?;
+        .map_err(|error| {
+            StoreError::unavailable(Part::Redis, explained(&error.to_string(), &shared.way.client))
+        })?;
         let mut connection = Connection {
             live: Arc::new(Live { epoch: 0, run_id: "".into(), inner, broken: AtomicBool::new(false) }),
             shared: shared.clone(),
         };
-        let [server, role] = connection.pipe_array([info("server"), info("replication")]).await?;
+        let [server, role] = connection
+            .pipe_array([info("server"), info("replication")])
+            .await
+            // The first that is said on it: a server may only now have hung up.
+            .map_err(|error| {
+                StoreError::unavailable(Part::Redis, explained(&reason(&error), &shared.way.client))
+            })?;
         let role: String = reply(role)?;
         if info_field(&role, "role") == Some("slave") {
             return Err(StoreError::unavailable(Part::Redis, "READONLY it is a replica and takes no writes"));
