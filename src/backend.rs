@@ -25,6 +25,7 @@ use crate::{
         rhythm::Rhythm,
     },
     store::{
+        keys::Keys,
         postgres::Postgres,
         probe,
         redis::Redis,
@@ -137,7 +138,8 @@ fn way_to_redis(
     let rhythm =
         Arc::new(Rhythm::new(config.presence.heartbeat_every, config.presence.window, clock.clone()));
     let clock = Arc::new(StoreClock::new(clock, rhythm.clone()));
-    Ok((Redis::new(&config.redis, clock, scripts)?, rhythm))
+    let keys = Keys::new(&config.redis.prefix, config.presence.pin_video_to_slot);
+    Ok((Redis::new(&config.redis, keys, clock, scripts)?, rhythm))
 }
 
 /// The audit of these books, and the job that exports it.
@@ -170,7 +172,7 @@ pub async fn open_books(
             if !matches!(there, Ok(Ok(_))) {
                 anyhow::bail!(
                     "redis at {} can't be used; headcount doctor says why",
-                    config.redis.url.redacted()
+                    config.redis.addresses().1
                 );
             }
             let books: RedisBooks = RedisPlays::books_of(&redis, &Postgres::new(&config.postgres)?);
@@ -191,9 +193,12 @@ impl HealthCheck for RedisHealth {
         let (redis, postgres) = tokio::join!(probe::probe(&self.redis), self.postgres.probe());
         // Without its schema it answers, and nothing can be read or flushed.
         let degraded = postgres.is_err() || !self.postgres.is_migrated();
+        // Of a cluster the rest goes on; an instance that says no for it would take that away as well.
+        let partly = matches!(redis, Ok(probe::Works::Partly));
+        let degraded = [partly.then_some(Part::Redis), degraded.then_some(Part::Postgres)];
         Health {
             failed: redis.err().into_iter().collect(),
-            degraded: degraded.then_some(Part::Postgres).into_iter().collect(),
+            degraded: degraded.into_iter().flatten().collect(),
         }
     }
 }

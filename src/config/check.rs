@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::Path, time::Duration};
 
 use humantime::format_duration;
 
-use super::{Ack, Config, invalid::Problem};
+use super::{Ack, Config, SecretUrl, Topology, invalid::Problem};
 use crate::config;
 
 /// Hidden browser tabs beat about once a minute, whatever they are told.
@@ -72,6 +72,32 @@ pub(super) fn check(config: &Config) -> Check {
             format!("at most presence.max_merged, here {}", presence.max_merged),
         );
     }
+    let topology = config.redis.topology;
+    if topology != Topology::Single && config.redis.urls.is_empty() {
+        let must = match topology {
+            Topology::Sentinel => "the addresses of the sentinels with redis.topology = \"sentinel\"",
+            _ => "the addresses of some nodes with redis.topology = \"cluster\"",
+        };
+        wrong("redis.urls", "empty".to_owned(), &["redis.topology"], must.to_owned());
+    }
+    if topology == Topology::Single && !config.redis.urls.is_empty() {
+        wrong(
+            "redis.urls",
+            "given".to_owned(),
+            &["redis.topology"],
+            "empty with redis.topology = \"single\", which goes by redis.url".to_owned(),
+        );
+    }
+    let are_sockets = |url: &SecretUrl| url.expose().starts_with("unix");
+    if topology == Topology::Cluster && config.redis.urls.iter().any(are_sockets) {
+        wrong(
+            "redis.urls",
+            "a unix socket".to_owned(),
+            &["redis.topology"],
+            "redis:// or rediss:// addresses in a cluster: its nodes tell of each other by host and port"
+                .to_owned(),
+        );
+    }
     if config.plays.wait && config.redis.wait_replicas == 0 {
         wrong(
             "plays.wait",
@@ -120,7 +146,7 @@ fn certificates(redis: &config::Redis) -> Option<Problem> {
         ("redis.client_key_file", &redis.client_key_file),
     ];
     if let Some((setting, path)) = files.into_iter().find(|(_, path)| is_given(path) && !redis.is_tls()) {
-        let must = "\"\" where redis.url isn't rediss://: nothing would be encrypted";
+        let must = "\"\" where no address is rediss://: nothing would be encrypted";
         return Some(Problem::together(setting, &path.display().to_string(), vec!["redis.url"], must));
     }
     let is_whole = is_given(&redis.client_cert_file) == is_given(&redis.client_key_file);

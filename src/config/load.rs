@@ -223,12 +223,21 @@ fn leaves(table: impl IntoIterator<Item = (String, Value)>) -> Vec<(String, Valu
                 let inner = leaves(inner).into_iter();
                 found.extend(inner.map(|(rest, value)| (format!("{name}.{rest}"), value)));
             }
+            // What a variable gives with commas in between, a file may give as a list.
+            ValueKind::Array(ref items) if items.iter().all(is_text) => {
+                let items: Vec<String> = items.iter().cloned().flat_map(Value::into_string).collect();
+                found.push((name, Value::new(None, ValueKind::String(items.join(",")))));
+            }
             // An empty section says nothing, as long as there is such a section.
             ValueKind::Table(_) if super::invalid::is_section(&name) => {}
             _ => found.push((name, value)),
         }
     }
     found
+}
+
+fn is_text(value: &Value) -> bool {
+    matches!(value.kind, ValueKind::String(_))
 }
 
 /// Kubernetes gives every container variables for each Service of its namespace, named after it: a

@@ -138,8 +138,15 @@ pub struct Embedded {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Redis {
+    /// What is there: one server, one that sentinels name, or a cluster.
+    pub topology: Topology,
     /// Address, user and password.
     pub url: SecretUrl,
+    /// Addresses of sentinels, or of some nodes of a cluster.
+    #[serde(deserialize_with = "separated")]
+    pub urls: Vec<SecretUrl>,
+    /// What sentinels call the primary.
+    pub sentinel_master: String,
     /// Whose signature a server's certificate must have; empty for the public authorities.
     pub ca_file: PathBuf,
     /// What this client shows to a server that wants to know it; empty for nothing.
@@ -161,11 +168,39 @@ pub struct Redis {
     pub wait_replicas: u32,
 }
 
+/// What kind of Redis is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Topology {
+    /// One server.
+    Single,
+    /// One primary at a time, which sentinels name.
+    Sentinel,
+    /// Several primaries, each with a part of the keys.
+    Cluster,
+}
+
+/// Addresses with commas between them.
+fn separated<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<SecretUrl>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    Ok(settings::addresses(&text).map(SecretUrl::new).collect())
+}
+
 impl Redis {
+    /// The setting that says where Redis is, and what it says, without secrets.
+    #[must_use]
+    pub fn addresses(&self) -> (&'static str, String) {
+        if self.topology == Topology::Single {
+            return ("redis.url", self.url.redacted());
+        }
+        let urls: Vec<String> = self.urls.iter().map(SecretUrl::redacted).collect();
+        ("redis.urls", urls.join(","))
+    }
+
     /// Whether certificates are looked at.
     #[must_use]
     pub fn is_tls(&self) -> bool {
-        self.url.is_tls()
+        self.url.is_tls() || self.urls.iter().any(SecretUrl::is_tls)
     }
 }
 
@@ -202,6 +237,8 @@ pub struct Presence {
     pub shards: Shards,
     /// Viewers in each hash of a video, where the audience decides how many hashes there are.
     pub viewers_per_shard: u32,
+    /// Whether all shards of a video are on one node of a cluster.
+    pub pin_video_to_slot: bool,
     /// When a beat is answered.
     pub ack: Ack,
     /// How long beats are merged.

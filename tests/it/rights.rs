@@ -26,7 +26,7 @@ fn block(begins: &str) -> &'static str {
 
 /// The rules of the documented user, for keys with any prefix.
 fn redis_rules() -> Vec<String> {
-    let line = block("user headcount ").trim();
+    let line = block("user headcount on >PASSWORD resetchannels ~").trim();
     let rules = line.split(' ').skip(2).map(|rule| match rule {
         ">PASSWORD" => format!(">{PASSWORD}"),
         keys if keys.starts_with('~') => keys.replace('~', "~*"),
@@ -130,10 +130,14 @@ async fn the_user_in_redis_may_use_what_is_used_and_nothing_else() {
     used.retain(|word| known.contains(word));
     // What is asked for only where it may be: the page says what it is good for.
     assert!(used.remove("config"));
+    // What only a cluster is asked.
+    assert!(used.remove("cluster") && used.remove("asking"));
     // What a replica answers; as a command it would be for reading from one.
     assert!(used.remove("readonly"));
     let rules = redis_rules();
-    let allowed = rules.iter().filter_map(|rule| rule.strip_prefix('+'));
+    let in_a_cluster = block("+asking ").split_whitespace();
+    let allowed = rules.iter().map(String::as_str).chain(in_a_cluster);
+    let allowed = allowed.filter_map(|rule| rule.strip_prefix('+'));
     let allowed: BTreeSet<String> = allowed.map(|rule| rule.split('|').next().unwrap().to_owned()).collect();
     assert_eq!(allowed, used);
     for whole in ["+object", "+script"] {

@@ -142,7 +142,11 @@ impl OwnRedis {
     }
 
     async fn is_there(&self) -> bool {
-        self.query::<String>(redis::cmd("PING")).await.is_ok()
+        match self.query::<String>(redis::cmd("PING")).await {
+            Ok(_) => true,
+            // It wants a password, so it is there.
+            Err(error) => error.code() == Some("NOAUTH"),
+        }
     }
 
     /// kill -9
