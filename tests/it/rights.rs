@@ -130,8 +130,6 @@ async fn the_user_in_redis_may_use_what_is_used_and_nothing_else() {
     used.retain(|word| known.contains(word));
     // What is asked for only where it may be: the page says what it is good for.
     assert!(used.remove("config"));
-    // What only a cluster is asked.
-    assert!(used.remove("cluster") && used.remove("asking"));
     // What a replica answers; as a command it would be for reading from one.
     assert!(used.remove("readonly"));
     let rules = redis_rules();
