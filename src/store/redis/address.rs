@@ -96,17 +96,16 @@ impl Certificates {
 
 /// Why there is no connection, for whoever runs this.
 #[must_use]
-pub fn explained(error: &impl std::fmt::Display, client: &redis::Client) -> String {
-    let error = error.to_string();
+pub fn explained(error: &str, client: &redis::Client) -> String {
     let is_tls = matches!(client.get_connection_info().addr(), ConnectionAddr::TcpTls { .. });
-    let hint = match &error {
+    let hint = match error {
         // To Redis, what TLS begins with is the beginning of a command: it waits for the rest.
         _ if is_tls && error.contains("timed out") => "at a port that doesn't speak TLS nobody would answer",
         // It may have hung up before anybody read why.
         _ if is_tls && HUNG_UP.iter().any(|word| error.contains(word)) => {
             "perhaps it wants a client's certificate"
         }
-        _ => return tls::explained(&error, AUTHORITY),
+        _ => return tls::explained(error, AUTHORITY),
     };
     format!("{error} ({hint})")
 }
