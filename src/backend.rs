@@ -4,6 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 
+#[cfg(feature = "kafka")]
+use crate::plays::in_kafka::KafkaPlays;
 use crate::{
     clock::{Clock, Timestamp},
     config::{BackendKind, Config},
@@ -106,20 +108,46 @@ fn open_redis(config: &Config, lifecycle: &Lifecycle, clock: Arc<dyn Clock>) -> 
     postgres.start(lifecycle);
     let history = Ledger::new(postgres.clone(), config.plays.timezone);
     let presence = RedisPresence::open(config, &redis, Arc::new(history), rhythm, lifecycle);
-    let plays = RedisPlays::open(config, &redis, &postgres, lifecycle);
+    let kept = RedisPlays::open(config, &redis, &postgres, lifecycle);
+    let (plays, others) = recording(config, &redis, kept.clone(), lifecycle)?;
     // Last: who speaks first on a connection has to be known before there is one.
     redis.start(lifecycle);
     let mut jobs = presence.jobs(config);
-    jobs.extend(plays.jobs());
-    let audit = audit(plays.books(), clock, &mut jobs);
+    jobs.extend(kept.jobs());
+    let audit = audit(kept.books(), clock, &mut jobs);
     Ok(Stores {
         presence,
         plays,
         audit,
         videos: Arc::new(PostgresVideos::new(postgres.clone())),
-        health: Arc::new(RedisHealth { redis, postgres }),
+        health: Arc::new(RedisHealth { redis, postgres, others }),
         jobs,
     })
+}
+
+/// Where plays are recorded, and what else the service's health hangs on then.
+type Recording = (Arc<dyn Plays>, Option<Arc<dyn HealthCheck>>);
+
+/// Plays go through Kafka where its brokers are set; `kept` has their totals in any case.
+#[cfg(feature = "kafka")]
+fn recording(
+    config: &Config,
+    redis: &Redis,
+    kept: Arc<RedisPlays>,
+    lifecycle: &Lifecycle,
+) -> Result<Recording, StoreError> {
+    if !config.kafka.is_used() {
+        return Ok((kept, None));
+    }
+    let plays = KafkaPlays::open(config, redis, kept, lifecycle)?;
+    Ok((plays.clone(), Some(plays)))
+}
+
+/// The settings refuse Kafka's brokers in this build.
+#[cfg(not(feature = "kafka"))]
+#[expect(clippy::unnecessary_wraps, reason = "with Kafka in the build it may fail")]
+fn recording(_: &Config, _: &Redis, kept: Arc<RedisPlays>, _: &Lifecycle) -> Result<Recording, StoreError> {
+    Ok((kept, None))
 }
 
 /// Batches of plays tell of a deployment that was here before: their newest ids are kept for ever.
@@ -185,6 +213,7 @@ pub async fn open_books(
 struct RedisHealth {
     redis: Redis,
     postgres: Postgres,
+    others: Option<Arc<dyn HealthCheck>>,
 }
 
 #[async_trait]
@@ -193,13 +222,16 @@ impl HealthCheck for RedisHealth {
         let (redis, postgres) = tokio::join!(probe::probe(&self.redis), self.postgres.probe());
         // Without its schema it answers, and nothing can be read or flushed.
         let degraded = postgres.is_err() || !self.postgres.is_migrated();
+        let mut health = match &self.others {
+            Some(others) => others.check().await,
+            None => Health::default(),
+        };
         // Of a cluster the rest goes on; an instance that says no for it would take that away as well.
         let partly = matches!(redis, Ok(probe::Works::Partly));
         let degraded = [partly.then_some(Part::Redis), degraded.then_some(Part::Postgres)];
-        Health {
-            failed: redis.err().into_iter().collect(),
-            degraded: degraded.into_iter().flatten().collect(),
-        }
+        health.failed.extend(redis.err());
+        health.degraded.extend(degraded.into_iter().flatten());
+        health
     }
 }
 

@@ -42,7 +42,7 @@ pub struct Cli {
 enum Command {
     /// Run the service (what is done where no command is given).
     Serve,
-    /// Bring the tables of the database up to date, and say what was missing.
+    /// Bring the tables of the database up to date, make Kafka's topics, and say what was missing.
     Migrate,
     /// Check the settings, and show those that differ from the built-in ones.
     CheckConfig,

@@ -115,6 +115,9 @@ pub(super) fn check(config: &Config) -> Check {
                 .to_owned(),
         );
     }
+    if config.kafka.is_used() {
+        super::kafka::check(config, &mut wrong);
+    }
     if collide(server.listen, config.ops.listen) {
         wrong(
             "ops.listen",

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use super::settings::SETTINGS;
+use super::{kafka, settings::SETTINGS};
 
 /// Settings that can't be used. Its text names every problem.
 #[derive(Debug)]
@@ -92,7 +92,10 @@ fn variable(setting: &str) -> String {
 
 /// Whether settings lie below this name.
 pub(super) fn is_section(name: &str) -> bool {
-    SETTINGS.iter().any(|(known, _)| known.strip_prefix(name).is_some_and(|rest| rest.starts_with('.')))
+    name == kafka::PROPERTIES.trim_end_matches('.')
+        || SETTINGS
+            .iter()
+            .any(|(known, _)| known.strip_prefix(name).is_some_and(|rest| rest.starts_with('.')))
 }
 
 /// The settings whose name is likely meant, best first.

@@ -13,6 +13,7 @@ use config::{File, FileFormat, Source as _, Value, ValueKind};
 use super::{
     Config,
     invalid::{Invalid, Problem},
+    kafka,
     settings::{SETTINGS, allowed},
 };
 
@@ -178,10 +179,19 @@ fn refusal(name: &str, given: &Given) -> Option<Problem> {
 /// of settings and the types disagree.
 fn typed(settings: &BTreeMap<String, Given>) -> Result<Config, Invalid> {
     let mut builder = config::Config::builder();
+    let mut properties = kafka::Properties::default();
     for (name, given) in settings {
-        builder = builder.set_override(name, given.value.clone()).map_err(|error| unreadable(&error))?;
+        if let Some(property) = name.strip_prefix(kafka::PROPERTIES) {
+            let value = given.value.clone().into_string().map_err(|error| unreadable(&error))?;
+            properties.set(property, &value);
+        } else {
+            builder = builder.set_override(name, given.value.clone()).map_err(|error| unreadable(&error))?;
+        }
     }
-    builder.build().and_then(config::Config::try_deserialize).map_err(|error| unreadable(&error))
+    let read = builder.build().and_then(config::Config::try_deserialize::<Config>);
+    let mut config = read.map_err(|error| unreadable(&error))?;
+    config.kafka.properties = properties;
+    Ok(config)
 }
 
 /// The settings with the default in place of every value that is wrong.
@@ -201,10 +211,13 @@ fn best_effort(settings: &BTreeMap<String, Given>) -> Option<Config> {
 
 /// What was given beyond the defaults.
 fn shown(settings: &BTreeMap<String, Given>) -> Vec<String> {
+    let properties = settings.keys().filter(|name| name.starts_with(kafka::PROPERTIES));
     SETTINGS
         .iter()
-        .filter_map(|(name, allowed)| {
-            let given = settings.get(*name)?;
+        .map(|(name, _)| *name)
+        .chain(properties.map(String::as_str))
+        .filter_map(|name| {
+            let (given, allowed) = (settings.get(name)?, allowed(name)?);
             let value = given.value.clone().into_string().ok()?;
             let source = given.source.describe();
             let is_default = matches!(given.source, Origin::Defaults);
@@ -216,13 +229,15 @@ fn shown(settings: &BTreeMap<String, Given>) -> Vec<String> {
 /// A layer's values by their full names. A table that stands where a value should is a name nobody
 /// knows; so is a value where a table should be.
 fn leaves(table: impl IntoIterator<Item = (String, Value)>) -> Vec<(String, Value)> {
+    leaves_below("", table)
+}
+
+fn leaves_below(above: &str, table: impl IntoIterator<Item = (String, Value)>) -> Vec<(String, Value)> {
     let mut found = Vec::new();
     for (name, value) in table {
+        let name = if above.is_empty() { name } else { format!("{above}.{name}") };
         match value.kind {
-            ValueKind::Table(inner) if !inner.is_empty() => {
-                let inner = leaves(inner).into_iter();
-                found.extend(inner.map(|(rest, value)| (format!("{name}.{rest}"), value)));
-            }
+            ValueKind::Table(inner) if !inner.is_empty() => found.extend(leaves_below(&name, inner)),
             // What a variable gives with commas in between, a file may give as a list.
             ValueKind::Array(ref items) if items.iter().all(is_text) => {
                 let items: Vec<String> = items.iter().cloned().flat_map(Value::into_string).collect();

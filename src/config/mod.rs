@@ -4,6 +4,7 @@
 
 mod check;
 pub mod invalid;
+pub mod kafka;
 pub mod load;
 mod settings;
 #[cfg(test)]
@@ -31,6 +32,8 @@ pub struct Config {
     pub redis: Redis,
     /// The Postgres of the redis backend.
     pub postgres: Postgres,
+    /// The Kafka in front of it.
+    pub kafka: kafka::Kafka,
     /// Who is watching.
     pub presence: Presence,
     /// How often it was played.

@@ -4,7 +4,7 @@
 
 use std::{fmt, net::SocketAddr, time::Duration};
 
-use super::SecretUrl;
+use super::{SecretUrl, kafka};
 
 const fn millis(millis: u64) -> Duration {
     Duration::from_millis(millis)
@@ -53,6 +53,16 @@ pub(super) const SETTINGS: &[(&str, Allowed)] = &[
     ("postgres.deadline", Allowed::Time(millis(50), MINUTE)),
     ("postgres.migrate", Allowed::Flag),
     ("postgres.prepared_statements", Allowed::Flag),
+    ("kafka.brokers", Allowed::Brokers),
+    ("kafka.topic", Allowed::Topic),
+    ("kafka.dead_letter_topic", Allowed::Topic),
+    ("kafka.group", Allowed::Group),
+    ("kafka.partitions", Allowed::Number(1, 1_000)),
+    ("kafka.replication", Allowed::Number(1, 9)),
+    ("kafka.deadline", Allowed::Time(millis(500), MINUTE)),
+    ("kafka.consume", Allowed::Flag),
+    ("kafka.window", Allowed::Time(millis(10), MINUTE)),
+    ("kafka.window_records", Allowed::Number(1, 1_000_000)),
     ("presence.identity", Allowed::OneOf(&["user", "device"])),
     ("presence.window", Allowed::Time(secs(5), HOUR)),
     ("presence.heartbeat_every", Allowed::Time(secs(1), secs(600))),
@@ -109,10 +119,24 @@ pub(super) enum Allowed {
     KeyPrefix,
     /// An IANA time zone.
     TimeZone,
+    /// Where Kafka is.
+    Brokers,
+    /// A topic of Kafka's.
+    Topic,
+    /// A consumer group of Kafka's.
+    Group,
+    /// Whatever librdkafka takes; it may be a secret.
+    Property,
+    /// Nothing: headcount sets it itself.
+    OurProperty,
 }
 
 /// What is allowed for `name`, if there is such a setting.
 pub(super) fn allowed(name: &str) -> Option<Allowed> {
+    if let Some(property) = name.strip_prefix(kafka::PROPERTIES) {
+        let ours = kafka::is_ours(property);
+        return Some(if ours { Allowed::OurProperty } else { Allowed::Property });
+    }
     SETTINGS.iter().find_map(|(known, allowed)| (*known == name).then_some(*allowed))
 }
 
@@ -143,6 +167,11 @@ impl Allowed {
                 text.len() <= 64 && text.bytes().all(plain)
             }
             Self::TimeZone => text.parse::<chrono_tz::Tz>().is_ok(),
+            Self::Brokers => text.is_empty() || text.split(',').all(kafka::is_broker),
+            Self::Topic => kafka::is_topic(text),
+            Self::Group => matches!(text.len(), 1..=255) && text.bytes().all(|byte| byte.is_ascii_graphic()),
+            Self::Property => !text.contains('\0'),
+            Self::OurProperty => false,
         }
     }
 
@@ -150,6 +179,7 @@ impl Allowed {
     pub(super) fn show(self, text: &str) -> String {
         match self {
             Self::RedisUrl | Self::PostgresUrl => format!("{:?}", SecretUrl::new(text).redacted()),
+            Self::Property | Self::OurProperty => "a value that is not shown".to_owned(),
             Self::RedisUrls => {
                 let shown: Vec<String> = addresses(text).map(|url| SecretUrl::new(url).redacted()).collect();
                 format!("{:?}", shown.join(","))
@@ -200,6 +230,15 @@ impl fmt::Display for Allowed {
             ),
             Self::KeyPrefix => formatter.write_str("up to 64 bytes of A-Z a-z 0-9 . _ - :"),
             Self::TimeZone => formatter.write_str("an IANA time zone, such as \"UTC\" or \"Asia/Shanghai\""),
+            Self::Brokers => {
+                formatter.write_str("\"host:port\", several of them with commas between, or \"\"")
+            }
+            Self::Topic => formatter.write_str("1 to 249 bytes of A-Z a-z 0-9 . _ -"),
+            Self::Group => formatter.write_str("1 to 255 bytes of visible ASCII, without spaces"),
+            Self::Property => formatter.write_str("text without NUL"),
+            Self::OurProperty => {
+                formatter.write_str("nothing, as headcount sets it itself: its promises rest on it")
+            }
         }
     }
 }

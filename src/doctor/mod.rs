@@ -1,13 +1,17 @@
 //! Whether the stores are set up so that the promises hold: asked by `headcount doctor`, and at every
 //! start in the background.
 //!
-//! Asking (`ask_redis`, `ask_postgres`) gives facts; judging them (`redis`, `postgres`) is plain
-//! functions, so that every good, bad and forbidden answer has its test. A check that may not look
+//! Asking (`ask_redis`, `ask_postgres`, `ask_kafka`) gives facts; judging them (`redis`, `postgres`,
+//! `kafka`) is plain functions, so that every good, bad and forbidden answer has its test. A check that may not look
 //! says *unknown*, never "fine".
 
+#[cfg(feature = "kafka")]
+mod ask_kafka;
 mod ask_postgres;
 mod ask_redis;
 mod embedded;
+#[cfg(feature = "kafka")]
+mod kafka;
 mod postgres;
 mod redis;
 mod report;
@@ -104,6 +108,15 @@ pub async fn examine(config: &Config, clock: &dyn Clock) -> Report {
                     vec![unreachable("postgres", "postgres.url", &config.postgres.url.redacted(), &reason)]
                 }
             });
+            #[cfg(feature = "kafka")]
+            if config.kafka.is_used() {
+                findings.extend(match ask_kafka::ask(&config.kafka).await {
+                    Ok(facts) => kafka::judge(&facts, &config.kafka),
+                    Err(reason) => {
+                        vec![unreachable("kafka", "kafka.brokers", &config.kafka.brokers, &reason)]
+                    }
+                });
+            }
             findings
         }
     };

@@ -5,6 +5,8 @@
 
 pub mod audit;
 pub mod flush;
+#[cfg(feature = "kafka")]
+pub mod in_kafka;
 pub mod in_redis;
 pub mod in_sqlite;
 pub mod postgres;

@@ -28,6 +28,8 @@ mod documents;
 mod drain;
 mod durability;
 mod fleet;
+#[cfg(feature = "kafka")]
+mod kafka;
 #[cfg(feature = "failpoints")]
 mod kill_matrix;
 mod load;

@@ -1,6 +1,7 @@
 //! What the settings promise: three layers, no unknown name, no wrong value, no secret shown.
 
 mod documentation;
+mod kafka;
 
 use std::{collections::HashMap, io::Write as _, time::Duration};
 
@@ -97,7 +98,7 @@ fn an_unknown_name_is_an_error_that_names_the_one_meant() {
     for (variable, meant) in [
         ("HEADCOUNT_PRESENCE__WINDOWS", "presence.window"),
         ("HEADCOUNT_PRESENCE_WINDOW", "presence.window"),
-        ("HEADCOUNT_WINDOW", "presence.window"),
+        ("HEADCOUNT_WINDOW", "kafka.window or presence.window"),
         ("HEADCOUNT_REDIS_URL", "redis.url"),
         ("HEADCOUNT_BACKENDS", "backend"),
         ("HEADCOUNT_PRESENCE__IDENTTY", "presence.identity"),

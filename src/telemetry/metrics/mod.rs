@@ -93,6 +93,12 @@ pub const METRICS: &[Metric] = &[
         "Counts read, by where they came from: local, cache, live, stale or unknown",
     ),
     metric(Counter, "headcount_plays_total", &["outcome"], "Plays, by what became of them"),
+    metric(
+        Counter,
+        "headcount_kafka_plays_total",
+        &["outcome"],
+        "Plays handed to Kafka, by what became of them: delivered or failed (unknown whether it has them)",
+    ),
     metric(Gauge, "headcount_plays_pending", &[], "Plays counted and not yet in the database"),
     metric(
         Gauge,

@@ -7,6 +7,7 @@
 
 mod certificates;
 mod own_cluster;
+mod own_kafka;
 mod own_postgres;
 mod own_redis;
 pub mod own_sentinels;
@@ -17,6 +18,7 @@ use std::time::Duration;
 pub use self::{
     certificates::{Authority, Issued},
     own_cluster::OwnCluster,
+    own_kafka::OwnKafka,
     own_postgres::OwnPostgres,
     own_redis::OwnRedis,
     own_sentinels::OwnSentinels,
