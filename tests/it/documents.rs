@@ -85,6 +85,23 @@ fn each_line_of_the_table_of_troubles_names_tests_and_there_are_those_tests() {
 }
 
 #[test]
+fn what_is_said_of_instances_that_differ_names_tests_and_there_are_those_tests() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut known = BTreeSet::new();
+    for folder in ["src", "tests"] {
+        tests(&root.join(folder), &mut known);
+    }
+    let text = std::fs::read_to_string(root.join("docs/fleet.md")).unwrap();
+    let is_name =
+        |word: &&str| word.len() > 20 && word.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
+    let named: Vec<&str> = text.split('`').skip(1).step_by(2).filter(is_name).collect();
+    assert!(named.len() >= 8, "{named:?}");
+    for test in named {
+        assert!(known.contains(test), "there is no test {test}");
+    }
+}
+
+#[test]
 fn the_image_has_neither_the_empty_handlers_of_the_bench_nor_failpoints() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let recipe = std::fs::read_to_string(root.join("Dockerfile")).unwrap();

@@ -10,7 +10,7 @@ use sqlx::{Connection as _, Executor as _};
 use tokio::sync::OnceCell;
 use url::Url;
 
-use crate::world::World;
+use crate::world::{World, eventually};
 
 const PAGE: &str = include_str!("../../docs/security.md");
 /// The one that the page leaves open.
@@ -26,7 +26,7 @@ fn block(begins: &str) -> &'static str {
 
 /// The rules of the documented user, for keys with any prefix.
 fn redis_rules() -> Vec<String> {
-    let line = block("user headcount ").trim();
+    let line = block("user headcount on >PASSWORD resetchannels ~").trim();
     let rules = line.split(' ').skip(2).map(|rule| match rule {
         ">PASSWORD" => format!(">{PASSWORD}"),
         keys if keys.starts_with('~') => keys.replace('~', "~*"),
@@ -51,6 +51,22 @@ pub async fn of_shared_redis() -> SecretUrl {
     })
     .await;
     as_user(&server)
+}
+
+/// The addresses of the cluster that tests share, as the documented user.
+pub async fn of_shared_cluster() -> Vec<SecretUrl> {
+    static MADE: OnceCell<()> = OnceCell::const_new();
+    let nodes = service("TEST_CLUSTER_URLS");
+    MADE.get_or_init(async || {
+        let more = block("+asking ").split_whitespace().map(str::to_owned);
+        let rules: Vec<String> = redis_rules().into_iter().chain(more).collect();
+        for node in nodes.split(',') {
+            let mut connection = headcount_support::redis_connection(node).await.unwrap();
+            let () = set_user(&rules).query_async(&mut connection).await.unwrap();
+        }
+    })
+    .await;
+    nodes.split(',').map(as_user).collect()
 }
 
 fn as_user(server: &str) -> SecretUrl {
@@ -130,12 +146,12 @@ async fn the_user_in_redis_may_use_what_is_used_and_nothing_else() {
     used.retain(|word| known.contains(word));
     // What is asked for only where it may be: the page says what it is good for.
     assert!(used.remove("config"));
-    // What only a cluster is asked.
-    assert!(used.remove("cluster") && used.remove("asking"));
     // What a replica answers; as a command it would be for reading from one.
     assert!(used.remove("readonly"));
     let rules = redis_rules();
-    let allowed = rules.iter().filter_map(|rule| rule.strip_prefix('+'));
+    let in_a_cluster = block("+asking ").split_whitespace();
+    let allowed = rules.iter().map(String::as_str).chain(in_a_cluster);
+    let allowed = allowed.filter_map(|rule| rule.strip_prefix('+'));
     let allowed: BTreeSet<String> = allowed.map(|rule| rule.split('|').next().unwrap().to_owned()).collect();
     assert_eq!(allowed, used);
     for whole in ["+object", "+script"] {
@@ -211,4 +227,49 @@ async fn the_role_in_postgres_can_change_no_schema_and_remove_no_video_and_every
     for table in tables {
         assert!(granted.contains(&table), "docs/security.md grants nothing on {table}");
     }
+}
+
+/// A sentinel whose only user is the documented one, of a primary at `port`; and where it is.
+async fn a_wary_sentinel(folder: &Path, port: u16) -> (tokio::process::Child, SecretUrl) {
+    let line = block("user headcount on >PASSWORD resetchannels -@all").replace("PASSWORD", PASSWORD);
+    loop {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let settings = folder.join("sentinel.conf");
+        let text = format!(
+            "bind 127.0.0.1\nport {free}\nsentinel monitor mymaster 127.0.0.1 {port} 1\nuser default off\n{line}"
+        );
+        std::fs::write(&settings, text).unwrap();
+        let mut command = tokio::process::Command::new("redis-server");
+        command.arg(&settings).arg("--sentinel").current_dir(folder).kill_on_drop(true);
+        let mut process = command.stdout(std::process::Stdio::null()).spawn().unwrap();
+        let url = as_user(&format!("redis://127.0.0.1:{free}"));
+        // Somebody else may have taken the port meanwhile: then it ends at once.
+        let mut ended = false;
+        eventually("the sentinel answers, or has ended", async || {
+            ended = process.try_wait().unwrap().is_some();
+            ended || headcount_support::redis_connection(url.expose()).await.is_ok()
+        })
+        .await;
+        if !ended {
+            return (process, url);
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_user_of_a_sentinel_may_ask_it_for_the_primary_and_nothing_else() {
+    let (redis, folder) = (OwnRedis::start_primary(&[]).await, tempfile::tempdir().unwrap());
+    let (_process, url) = a_wary_sentinel(folder.path(), redis.port()).await;
+    let world = World::redis_with(|config| {
+        config.redis.topology = config::Topology::Sentinel;
+        config.redis.urls = vec![url.clone()];
+        config.redis.url = SecretUrl::new("redis://nowhere.invalid");
+    })
+    .await;
+    assert_eq!(world.beat("film", "ann").await, 1);
+    let mut connection = headcount_support::redis_connection(url.expose()).await.unwrap();
+    let mut more = redis::cmd("SENTINEL");
+    let answer: redis::RedisResult<()> =
+        more.arg("FAILOVER").arg("mymaster").query_async(&mut connection).await;
+    assert_eq!(answer.unwrap_err().code(), Some("NOPERM"));
 }

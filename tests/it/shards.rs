@@ -275,6 +275,42 @@ async fn instances_that_are_told_different_numbers_use_the_same() {
     assert_eq!(entry(&one, "*").await.unwrap().split(' ').next(), Some("4"), "the last that started");
 }
 
+/// Whoever sweeps changes the number to what fits by its own settings: nobody is lost by it.
+#[tokio::test]
+async fn instances_that_fill_shards_differently_count_alike_while_numbers_go_up_and_down() {
+    let one = World::redis_with(|config| config.presence.viewers_per_shard = 10).await;
+    let two = one.another_with(|config| config.presence.viewers_per_shard = 400).await;
+    one.beat_all("film", 0..300).await;
+    let mut numbers = std::collections::BTreeSet::new();
+    for round in 0..20 {
+        heartbeat_period(&[&one, &two], 0..300, 300).await;
+        let sweeper = if round % 2 == 0 { &one } else { &two };
+        assert_eq!(sweeper.swept_count("film").await, Some(300), "round {round}");
+        numbers.insert(number_of_shards(&one, "film").await);
+    }
+    assert!(numbers.len() > 1, "they don't agree: {numbers:?}");
+}
+
+/// Whoever sweeps drops by its own window, the other counts what is left.
+#[tokio::test]
+async fn instances_with_different_windows_agree_on_who_beats_and_differ_only_about_who_left() {
+    let long = World::redis().await;
+    let short = long.another_with(|config| config.presence.window = secs(300)).await;
+    long.beat("film", "gone").await;
+    for round in 1..=20_u64 {
+        let (beats, sweeps) = if round % 2 == 0 { (&long, &short) } else { (&short, &long) };
+        // A hidden tab beats once a minute.
+        beats.beat("film", "ann").await;
+        beats.beat("film", "bob").await;
+        long.pass(secs(54));
+        let count = sweeps.swept_count("film").await.unwrap();
+        let since = 60 * round;
+        assert!(count >= 2, "round {round}: {count}, and both beat");
+        assert!(since > 300 || count == 3, "round {round}: {count}, and nobody is out of any window yet");
+        assert!(since <= 600 || count == 2, "round {round}: {count}, and one is out of every window");
+    }
+}
+
 /// A build that kept no map had 16 shards for each video.
 #[tokio::test]
 async fn what_an_earlier_build_left_is_counted_and_taken_over() {

@@ -61,10 +61,10 @@ impl World {
     }
 
     pub async fn cluster_with(change: impl FnOnce(&mut Config)) -> Self {
+        let urls = rights::of_shared_cluster().await;
         Self::redis_with(|config| {
-            let urls = service("TEST_CLUSTER_URLS");
             config.redis.topology = config::Topology::Cluster;
-            config.redis.urls = urls.split(',').map(config::SecretUrl::new).collect();
+            config.redis.urls = urls;
             change(config);
         })
         .await
@@ -280,7 +280,7 @@ impl World {
     async fn redis_urls(&self) -> Vec<String> {
         match self.config.redis.topology {
             config::Topology::Cluster => {
-                self.config.redis.urls.iter().map(|url| url.expose().to_owned()).collect()
+                self.config.redis.urls.iter().map(|url| rights::as_owner(url, "TEST_REDIS_URL")).collect()
             }
             config::Topology::Sentinel => vec![self.named_by_sentinels().await],
             config::Topology::Single => vec![rights::as_owner(&self.config.redis.url, "TEST_REDIS_URL")],
