@@ -2,4 +2,6 @@
 //!
 //! `producer` answers a play when the brokers have it. `record` is how it stands in the log.
 
+pub(in crate::plays) mod hyperloglog;
 pub mod record;
+pub mod window;
