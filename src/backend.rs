@@ -4,6 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 
+#[cfg(feature = "kafka")]
+use crate::plays::in_kafka::{
+    KafkaPlays,
+    consumer::{self, Rebuilt},
+};
 use crate::{
     clock::{Clock, Timestamp},
     config::{BackendKind, Config},
@@ -105,20 +110,46 @@ fn open_redis(config: &Config, lifecycle: &Lifecycle, clock: Arc<dyn Clock>) -> 
     postgres.start(lifecycle);
     let history = Ledger::new(postgres.clone(), config.plays.timezone);
     let presence = RedisPresence::open(config, &redis, Arc::new(history), rhythm, lifecycle);
-    let plays = RedisPlays::open(config, &redis, &postgres, lifecycle);
+    let kept = RedisPlays::open(config, &redis, &postgres, lifecycle);
+    let (plays, others) = recording(config, &redis, kept.clone(), lifecycle)?;
     // Last: who speaks first on a connection has to be known before there is one.
     redis.start(lifecycle);
     let mut jobs = presence.jobs(config);
-    jobs.extend(plays.jobs());
-    let audit = audit(plays.books(), clock, &mut jobs);
+    jobs.extend(kept.jobs());
+    let audit = audit(kept.books(), clock, &mut jobs);
     Ok(Stores {
         presence,
         plays,
         audit,
         videos: Arc::new(PostgresVideos::new(postgres.clone())),
-        health: Arc::new(RedisHealth { redis, postgres }),
+        health: Arc::new(RedisHealth { redis, postgres, others }),
         jobs,
     })
+}
+
+/// Where plays are recorded, and what else the service's health hangs on then.
+type Recording = (Arc<dyn Plays>, Option<Arc<dyn HealthCheck>>);
+
+/// Plays go through Kafka where its brokers are set; `kept` has their totals in any case.
+#[cfg(feature = "kafka")]
+fn recording(
+    config: &Config,
+    redis: &Redis,
+    kept: Arc<RedisPlays>,
+    lifecycle: &Lifecycle,
+) -> Result<Recording, StoreError> {
+    if !config.kafka.is_used() {
+        return Ok((kept, None));
+    }
+    let plays = KafkaPlays::open(config, redis, kept, lifecycle)?;
+    Ok((plays.clone(), Some(plays)))
+}
+
+/// The settings refuse Kafka's brokers in this build.
+#[cfg(not(feature = "kafka"))]
+#[expect(clippy::unnecessary_wraps, reason = "with Kafka in the build it may fail")]
+fn recording(_: &Config, _: &Redis, kept: Arc<RedisPlays>, _: &Lifecycle) -> Result<Recording, StoreError> {
+    Ok((kept, None))
 }
 
 /// Batches of plays tell of a deployment that was here before: their newest ids are kept for ever.
@@ -179,10 +210,29 @@ pub async fn open_books(
     }
 }
 
+/// Makes all totals anew from Kafka's log, into an empty database. Redis is left alone.
+///
+/// # Errors
+/// A store is away, or the database isn't empty.
+#[cfg(feature = "kafka")]
+pub async fn rebuild(
+    config: &Config,
+    lifecycle: &Lifecycle,
+    clock: Arc<dyn Clock>,
+) -> anyhow::Result<Rebuilt> {
+    let postgres = Postgres::new(&config.postgres)?;
+    postgres.migrate().await?;
+    postgres.start(lifecycle);
+    let clock = Arc::new(StoreClock::new(clock, Duration::ZERO));
+    let ledger = Ledger::new(postgres, config.plays.timezone);
+    Ok(consumer::rebuild(config, ledger, clock, &lifecycle.draining()).await?)
+}
+
 /// Nothing can be taken without Redis; without Postgres everything can, for a while.
 struct RedisHealth {
     redis: Redis,
     postgres: Postgres,
+    others: Option<Arc<dyn HealthCheck>>,
 }
 
 #[async_trait]
@@ -191,10 +241,13 @@ impl HealthCheck for RedisHealth {
         let (redis, postgres) = tokio::join!(probe::probe(&self.redis), self.postgres.probe());
         // Without its schema it answers, and nothing can be read or flushed.
         let degraded = postgres.is_err() || !self.postgres.is_migrated();
-        Health {
-            failed: redis.err().into_iter().collect(),
-            degraded: degraded.then_some(Part::Postgres).into_iter().collect(),
-        }
+        let mut health = match &self.others {
+            Some(others) => others.check().await,
+            None => Health::default(),
+        };
+        health.failed.extend(redis.err());
+        health.degraded.extend(degraded.then_some(Part::Postgres));
+        health
     }
 }
 

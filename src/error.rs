@@ -11,6 +11,8 @@ pub enum Part {
     Redis,
     /// The Postgres server.
     Postgres,
+    /// The brokers of Kafka.
+    Kafka,
     /// The `SQLite` file of the embedded backend.
     Sqlite,
     /// Presence held in memory by the embedded backend.
@@ -24,6 +26,7 @@ impl Part {
         match self {
             Self::Redis => "redis",
             Self::Postgres => "postgres",
+            Self::Kafka => "kafka",
             Self::Sqlite => "sqlite",
             Self::Memory => "memory",
         }

@@ -1,10 +1,13 @@
-//! `headcount migrate`: brings the tables up to date, for those who don't let a start do it.
+//! `headcount migrate`: brings the tables up to date, for those who don't let a start do it, and makes
+//! Kafka's topics, which a start never does.
 
 use std::{path::Path, process::ExitCode};
 
 use anyhow::Context as _;
 
 use super::{print, settings, wait_for};
+#[cfg(feature = "kafka")]
+use crate::plays::in_kafka::topics;
 use crate::{
     config::{BackendKind, Config},
     doctor::applied_steps,
@@ -20,7 +23,20 @@ pub(super) fn run(file: Option<&Path>) -> anyhow::Result<ExitCode> {
     if applied.is_empty() {
         print(&format!("{database}: nothing to apply, complete at step {last}"))?;
     }
+    #[cfg(feature = "kafka")]
+    if config.kafka.is_used() {
+        for topic in wait_for(make_topics(&config))? {
+            let what = if topic.made { "made the topic" } else { "nothing to make, there is the topic" };
+            print(&format!("{}: {what} {}", config.kafka.brokers, topic.name))?;
+        }
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(feature = "kafka")]
+async fn make_topics(config: &Config) -> anyhow::Result<Vec<topics::Topic>> {
+    let made = topics::make(&config.kafka).await;
+    made.with_context(|| format!("can't make the topics at {}", config.kafka.brokers))
 }
 
 /// The steps that this call applied, and the last there is.

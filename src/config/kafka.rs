@@ -33,8 +33,8 @@ pub struct Kafka {
     pub window: Duration,
     /// Plays that are written to the database at once.
     pub window_records: usize,
-    /// For librdkafka, by its names. Not read with the rest: its names have dots in them.
-    #[serde(skip)]
+    /// For librdkafka, by its names. The loader reads them apart from the rest: there are dots in them.
+    #[serde(default)]
     pub properties: Properties,
 }
 
@@ -47,7 +47,8 @@ impl Kafka {
 }
 
 /// Properties of librdkafka: `Debug` shows their names alone, as any of them may be a secret.
-#[derive(Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
 pub struct Properties(BTreeMap<String, String>);
 
 impl Properties {

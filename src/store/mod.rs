@@ -1,6 +1,8 @@
 //! Connections to the stores. No rule of the domain lives here.
 
 mod attempts;
+#[cfg(feature = "kafka")]
+pub mod kafka;
 pub mod keys;
 pub mod lock;
 pub mod postgres;

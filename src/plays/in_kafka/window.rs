@@ -76,7 +76,8 @@ impl Window {
         for received in &self.plays {
             let at = received.at.to_utc();
             let is_new = |key: &Key| {
-                seen.get(key).is_none_or(|counted| (at - *counted).abs().to_std().is_ok_and(|gap| gap >= window))
+                seen.get(key)
+                    .is_none_or(|counted| (at - *counted).abs().to_std().is_ok_and(|gap| gap >= window))
             };
             let keys: Vec<Key> = keys_of(received).collect();
             if !keys.iter().all(is_new) {
@@ -89,8 +90,12 @@ impl Window {
             }
             let video = &received.play.video;
             let day = at.with_timezone(&timezone).date_naive();
-            *decided.counted.entry((video.partition(), day)).or_default().entry(video.clone()).or_default() +=
-                1;
+            *decided
+                .counted
+                .entry((video.partition(), day))
+                .or_default()
+                .entry(video.clone())
+                .or_default() += 1;
             if let Some(viewer) = &received.play.viewer {
                 decided.viewers.entry(video.clone()).or_default().push(viewer.clone());
             }
@@ -138,7 +143,8 @@ pub(in crate::plays) mod tests {
     }
 
     fn count(plays: &[(&str, &str, i64)]) -> (i64, u64) {
-        let plays = plays.iter().map(|(viewer, play_id, at)| received("film", viewer, play_id, *at)).collect();
+        let plays =
+            plays.iter().map(|(viewer, play_id, at)| received("film", viewer, play_id, *at)).collect();
         let decided = Window { began: 0, next: 0, plays }.decide(Seen::new(), WINDOW, Tz::UTC);
         (decided.by_partition().values().sum(), decided.duplicates)
     }

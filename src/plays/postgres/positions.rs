@@ -131,8 +131,7 @@ impl Ledger {
     /// # Errors
     /// The database is away; they are looked at again then.
     pub async fn all_raised(&self, position: &Position) -> Result<(), StoreError> {
-        let note =
-            "update kafka_offset set unraised_since = null where position = $1 and next_offset = $2";
+        let note = "update kafka_offset set unraised_since = null where position = $1 and next_offset = $2";
         let mut session = self.postgres.session(Lane::Flush).await?;
         session.execute(sqlx::query(note).bind(position.number).bind(position.next_offset)).await?;
         session.end().await?;

@@ -9,7 +9,11 @@ use std::{collections::BTreeMap, time::Duration};
 
 use chrono::{DateTime, NaiveDate, Utc};
 
-use super::{Ledger, TRIES, add, add_what_fits, adopt, positions::{Counted, Position}, video_of};
+use super::{
+    Ledger, TRIES, add, add_what_fits, adopt,
+    positions::{Counted, Position},
+    video_of,
+};
 use crate::{
     error::{Part, StoreError},
     failpoint,
@@ -219,7 +223,8 @@ async fn count(
         let plays: Vec<(VideoId, i64)> = plays.iter().map(|(video, plays)| (video.clone(), *plays)).collect();
         if one_by_one {
             let left = add_what_fits(session, partition.number(), &plays, *day).await?;
-            let left: Vec<_> = plays.iter().filter(|(video, _)| left.iter().any(|left| left == video.as_str())).collect();
+            let left: Vec<_> =
+                plays.iter().filter(|(video, _)| left.iter().any(|left| left == video.as_str())).collect();
             let took = plays.iter().filter(|(video, _)| left.iter().all(|(left, _)| left != video));
             adopt(session, partition.number(), took).await?;
             refuse(session, *partition, *day, &left).await?;

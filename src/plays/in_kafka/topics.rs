@@ -1,0 +1,82 @@
+//! The topics: made by `headcount migrate`, never by a start.
+//!
+//! A broker that makes topics by itself makes them with settings of its own, under which plays could be
+//! lost: on one broker, or compacted to the last play of each video.
+
+use std::time::Duration;
+
+use rdkafka::{
+    ClientContext,
+    admin::{AdminClient, AdminOptions, NewTopic, TopicReplication},
+    config::{FromClientConfigAndContext as _, RDKafkaLogLevel},
+    error::{KafkaError, RDKafkaErrorCode},
+};
+
+use super::producer::told;
+use crate::{
+    config::kafka::Kafka,
+    error::{Part, StoreError},
+    store::kafka,
+};
+
+/// How long the brokers have.
+const WAITS: Duration = Duration::from_secs(30);
+
+/// What became of one topic.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Topic {
+    /// Its name.
+    pub name: String,
+    /// Whether this call made it.
+    pub made: bool,
+}
+
+/// librdkafka's lines go to our log.
+pub(crate) struct Quiet;
+
+impl ClientContext for Quiet {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
+        kafka::log(level, facility, line);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        tracing::debug!(target: "librdkafka", "{error}: {reason}");
+    }
+}
+
+/// Makes the topics that aren't there. Those that are stay as they are.
+///
+/// # Errors
+/// The brokers are away, or refuse.
+pub async fn make(settings: &Kafka) -> Result<Vec<Topic>, StoreError> {
+    let unavailable = |error: &KafkaError| StoreError::unavailable(Part::Kafka, told(error));
+    let admin: AdminClient<Quiet> = AdminClient::from_config_and_context(&kafka::client(settings), Quiet)
+        .map_err(|error| unavailable(&error))?;
+    // A play is answered when all brokers but one have it: one may fail, and nothing waits for it.
+    let in_step = (settings.replication - 1).max(1).to_string();
+    let topic = |name, partitions| {
+        NewTopic::new(name, partitions, TopicReplication::Fixed(settings.replication))
+            .set("min.insync.replicas", &in_step)
+            // A broker that lacks plays never leads.
+            .set("unclean.leader.election.enable", "false")
+            // Compaction would keep the last play of each video.
+            .set("cleanup.policy", "delete")
+            // Kept for ever, so that totals can be made anew from it; an operator may decide otherwise.
+            .set("retention.ms", "-1")
+            // When a play was received decides whether it counts.
+            .set("message.timestamp.type", "CreateTime")
+    };
+    let wanted = [topic(&settings.topic, settings.partitions), topic(&settings.dead_letter_topic, 1)];
+    let options = AdminOptions::new().request_timeout(Some(WAITS)).operation_timeout(Some(WAITS));
+    let results = admin.create_topics(&wanted, &options).await.map_err(|error| unavailable(&error))?;
+    results
+        .into_iter()
+        .map(|result| match result {
+            Ok(name) => Ok(Topic { name, made: true }),
+            Err((name, RDKafkaErrorCode::TopicAlreadyExists)) => Ok(Topic { name, made: false }),
+            Err((name, error)) => {
+                Err(StoreError::unexpected(Part::Kafka, format!("the topic {name} can't be made: {error}")))
+            }
+        })
+        .collect()
+}
