@@ -103,6 +103,8 @@ const OURS: &[&str] = &[
     "request.required.acks",
     "request.timeout.ms",
     "retries",
+    "test.mock.broker.rtt",
+    "test.mock.num.brokers",
     "transactional.id",
 ];
 

@@ -23,6 +23,8 @@ mod doctor;
 mod documents;
 mod drain;
 mod durability;
+#[cfg(feature = "kafka")]
+mod kafka;
 #[cfg(feature = "failpoints")]
 mod kill_matrix;
 mod network;

@@ -65,7 +65,7 @@ fn router(world: &World) -> Router {
 }
 
 /// One request through the public router.
-async fn send(world: &World, request: Request<Body>) -> Answer {
+pub async fn send(world: &World, request: Request<Body>) -> Answer {
     let response = router(world).oneshot(request).await.unwrap();
     let (status, headers) = (response.status(), response.headers().clone());
     let bytes = to_bytes(response.into_body(), usize::MAX).await.unwrap();

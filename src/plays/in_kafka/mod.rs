@@ -9,6 +9,8 @@ pub(in crate::plays) mod hyperloglog;
 mod producer;
 pub mod raise;
 pub mod record;
+#[cfg(test)]
+mod tests;
 pub mod topics;
 pub mod window;
 

@@ -69,11 +69,13 @@ impl Condition {
     }
 
     /// Whether the client can't go on; asked once, it is somebody's to make a new one.
+    #[must_use]
     pub fn take_broken(&self) -> bool {
         std::mem::take(&mut self.0.lock().broken)
     }
 
     /// Whether writes went through since this was last asked: then nobody needs to look.
+    #[must_use]
     pub fn take_written(&self) -> bool {
         std::mem::take(&mut self.0.lock().written)
     }
