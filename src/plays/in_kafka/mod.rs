@@ -5,6 +5,8 @@
 //! read as they are without Kafka; deltas that waited in Redis when Kafka came are flushed on.
 
 pub mod consumer;
+#[cfg(test)]
+mod counting_tests;
 pub(in crate::plays) mod hyperloglog;
 mod producer;
 pub mod raise;

@@ -70,7 +70,8 @@ impl Lane {
     /// Counts until there is no more to come.
     pub(super) async fn run(mut self) -> Ended {
         let unraised = self.position.unraised_since.is_some();
-        let mut care = Care { unraised, counted: 0, forgot: Instant::now() };
+        // What whoever had this part before left to be forgotten is forgotten first.
+        let mut care = Care { unraised, counted: FORGET_AFTER, forgot: Instant::now() };
         self.lag.counted(self.place.partition, self.position.next_offset, None);
         self.attend(&mut care).await;
         while let Some(taken) = self.gather(&mut care).await {
