@@ -8,6 +8,11 @@
 FROM rust:1.95-bookworm AS build
 WORKDIR /build
 
+# What librdkafka, the driver of Kafka, is built with.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ libssl-dev libzstd-dev make pkg-config zlib1g-dev \
+    && rm -rf /var/lib/apt/lists/*
+
 # The dependencies, in a layer that stays until Cargo.toml or Cargo.lock changes: the crate is empty
 # here. Cargo wants the file of every target that the manifest names.
 COPY Cargo.toml Cargo.lock ./
@@ -20,12 +25,12 @@ RUN mkdir src benches \
     && echo 'fn main() {}' > src/main.rs \
     && sed -n '/^\[\[bench\]\]/,/^$/ s/^name = "\(.*\)"/\1/p' Cargo.toml \
         | while read -r bench; do cp src/main.rs "benches/$bench.rs"; done \
-    && cargo build --release --locked
+    && cargo build --release --locked --features kafka
 
 # The crate itself. Sources may be older than the empty ones above, and Cargo goes by the time.
 COPY . .
 RUN touch src/lib.rs src/main.rs \
-    && cargo build --release --locked \
+    && cargo build --release --locked --features kafka \
     && target/release/headcount --version
 
 FROM debian:bookworm-slim
@@ -33,7 +38,12 @@ LABEL org.opencontainers.image.title="headcount" \
       org.opencontainers.image.description="How many people are watching this video now, and how often was it played" \
       org.opencontainers.image.licenses="MIT OR Apache-2.0"
 
-# For TLS to Redis, Postgres and what `simulate` is pointed at.
+# What librdkafka is linked to.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends libssl3 libzstd1 zlib1g \
+    && rm -rf /var/lib/apt/lists/*
+
+# For TLS to Redis, Postgres, Kafka and what `simulate` is pointed at.
 COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
 
 # By number, so that Kubernetes can see that it isn't root. The folder is where the embedded backend's

@@ -30,6 +30,7 @@ use crate::{
         rhythm::Rhythm,
     },
     store::{
+        keys::Keys,
         postgres::Postgres,
         probe,
         redis::Redis,
@@ -168,7 +169,8 @@ fn way_to_redis(
     let rhythm =
         Arc::new(Rhythm::new(config.presence.heartbeat_every, config.presence.window, clock.clone()));
     let clock = Arc::new(StoreClock::new(clock, rhythm.clone()));
-    Ok((Redis::new(&config.redis, clock, scripts)?, rhythm))
+    let keys = Keys::new(&config.redis.prefix, config.presence.pin_video_to_slot);
+    Ok((Redis::new(&config.redis, keys, clock, scripts)?, rhythm))
 }
 
 /// The audit of these books, and the job that exports it.
@@ -201,7 +203,7 @@ pub async fn open_books(
             if !matches!(there, Ok(Ok(_))) {
                 anyhow::bail!(
                     "redis at {} can't be used; headcount doctor says why",
-                    config.redis.url.redacted()
+                    config.redis.addresses().1
                 );
             }
             let books: RedisBooks = RedisPlays::books_of(&redis, &Postgres::new(&config.postgres)?);
@@ -245,8 +247,11 @@ impl HealthCheck for RedisHealth {
             Some(others) => others.check().await,
             None => Health::default(),
         };
+        // Of a cluster the rest goes on; an instance that says no for it would take that away as well.
+        let partly = matches!(redis, Ok(probe::Works::Partly));
+        let degraded = [partly.then_some(Part::Redis), degraded.then_some(Part::Postgres)];
         health.failed.extend(redis.err());
-        health.degraded.extend(degraded.then_some(Part::Postgres));
+        health.degraded.extend(degraded.into_iter().flatten());
         health
     }
 }

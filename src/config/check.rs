@@ -4,7 +4,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use humantime::format_duration;
 
-use super::{Ack, BackendKind, Config, invalid::Problem};
+use super::{Ack, BackendKind, Config, SecretUrl, Topology, invalid::Problem};
 
 /// Hidden browser tabs beat about once a minute, whatever they are told.
 const SLOWEST_BEAT: Duration = Duration::from_secs(60);
@@ -69,6 +69,32 @@ pub(super) fn check(config: &Config) -> Check {
             presence.batch.to_string(),
             &["presence.max_merged"],
             format!("at most presence.max_merged, here {}", presence.max_merged),
+        );
+    }
+    let topology = config.redis.topology;
+    if topology != Topology::Single && config.redis.urls.is_empty() {
+        let must = match topology {
+            Topology::Sentinel => "the addresses of the sentinels with redis.topology = \"sentinel\"",
+            _ => "the addresses of some nodes with redis.topology = \"cluster\"",
+        };
+        wrong("redis.urls", "empty".to_owned(), &["redis.topology"], must.to_owned());
+    }
+    if topology == Topology::Single && !config.redis.urls.is_empty() {
+        wrong(
+            "redis.urls",
+            "given".to_owned(),
+            &["redis.topology"],
+            "empty with redis.topology = \"single\", which goes by redis.url".to_owned(),
+        );
+    }
+    let are_sockets = |url: &SecretUrl| url.expose().starts_with("unix");
+    if topology == Topology::Cluster && config.redis.urls.iter().any(are_sockets) {
+        wrong(
+            "redis.urls",
+            "a unix socket".to_owned(),
+            &["redis.topology"],
+            "redis:// or rediss:// addresses in a cluster: its nodes tell of each other by host and port"
+                .to_owned(),
         );
     }
     if config.plays.wait && config.redis.wait_replicas == 0 {

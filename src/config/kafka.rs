@@ -73,6 +73,7 @@ impl fmt::Debug for Properties {
 /// those that librdkafka takes for the same.
 const OURS: &[&str] = &[
     "acks",
+    "allow.auto.create.topics",
     "auto.commit.enable",
     "auto.commit.interval.ms",
     "auto.offset.reset",

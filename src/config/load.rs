@@ -238,12 +238,21 @@ fn leaves_below(above: &str, table: impl IntoIterator<Item = (String, Value)>) -
         let name = if above.is_empty() { name } else { format!("{above}.{name}") };
         match value.kind {
             ValueKind::Table(inner) if !inner.is_empty() => found.extend(leaves_below(&name, inner)),
+            // What a variable gives with commas in between, a file may give as a list.
+            ValueKind::Array(ref items) if items.iter().all(is_text) => {
+                let items: Vec<String> = items.iter().cloned().flat_map(Value::into_string).collect();
+                found.push((name, Value::new(None, ValueKind::String(items.join(",")))));
+            }
             // An empty section says nothing, as long as there is such a section.
             ValueKind::Table(_) if super::invalid::is_section(&name) => {}
             _ => found.push((name, value)),
         }
     }
     found
+}
+
+fn is_text(value: &Value) -> bool {
+    matches!(value.kind, ValueKind::String(_))
 }
 
 /// Kubernetes gives every container variables for each Service of its namespace, named after it: a

@@ -141,8 +141,15 @@ pub struct Embedded {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Redis {
+    /// What is there: one server, one that sentinels name, or a cluster.
+    pub topology: Topology,
     /// Address, user and password.
     pub url: SecretUrl,
+    /// Addresses of sentinels, or of some nodes of a cluster.
+    #[serde(deserialize_with = "separated")]
+    pub urls: Vec<SecretUrl>,
+    /// What sentinels call the primary.
+    pub sentinel_master: String,
     /// In front of every key.
     pub prefix: String,
     /// The longest a call may take.
@@ -156,6 +163,36 @@ pub struct Redis {
     pub batch_min_age: Duration,
     /// On how many replicas a batch is before it is applied.
     pub wait_replicas: u32,
+}
+
+/// What kind of Redis is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Topology {
+    /// One server.
+    Single,
+    /// One primary at a time, which sentinels name.
+    Sentinel,
+    /// Several primaries, each with a part of the keys.
+    Cluster,
+}
+
+/// Addresses with commas between them.
+fn separated<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<SecretUrl>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    Ok(settings::addresses(&text).map(SecretUrl::new).collect())
+}
+
+impl Redis {
+    /// The setting that says where Redis is, and what it says, without secrets.
+    #[must_use]
+    pub fn addresses(&self) -> (&'static str, String) {
+        if self.topology == Topology::Single {
+            return ("redis.url", self.url.redacted());
+        }
+        let urls: Vec<String> = self.urls.iter().map(SecretUrl::redacted).collect();
+        ("redis.urls", urls.join(","))
+    }
 }
 
 /// `[postgres]`
@@ -191,6 +228,8 @@ pub struct Presence {
     pub shards: Shards,
     /// Viewers in each hash of a video, where the audience decides how many hashes there are.
     pub viewers_per_shard: u32,
+    /// Whether all shards of a video are on one node of a cluster.
+    pub pin_video_to_slot: bool,
     /// When a beat is answered.
     pub ack: Ack,
     /// How long beats are merged.

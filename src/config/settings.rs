@@ -36,7 +36,10 @@ pub(super) const SETTINGS: &[(&str, Allowed)] = &[
     ("embedded.path", Allowed::Path),
     ("embedded.snapshot_every", Allowed::Time(secs(1), MINUTE)),
     ("embedded.max_viewers", Allowed::Number(1, 100_000_000)),
+    ("redis.topology", Allowed::OneOf(&["single", "sentinel", "cluster"])),
     ("redis.url", Allowed::RedisUrl),
+    ("redis.urls", Allowed::RedisUrls),
+    ("redis.sentinel_master", Allowed::Name),
     ("redis.prefix", Allowed::KeyPrefix),
     ("redis.deadline", Allowed::Time(millis(50), MINUTE)),
     ("redis.connect_timeout", Allowed::Time(millis(100), MINUTE)),
@@ -62,6 +65,7 @@ pub(super) const SETTINGS: &[(&str, Allowed)] = &[
     ("presence.heartbeat_every", Allowed::Time(secs(1), secs(600))),
     ("presence.shards", Allowed::AutoOrPowerOfTwo(1_024)),
     ("presence.viewers_per_shard", Allowed::Number(10, 400)),
+    ("presence.pin_video_to_slot", Allowed::Flag),
     ("presence.ack", Allowed::OneOf(&["received", "stored"])),
     ("presence.linger", Allowed::Time(millis(10), secs(2))),
     ("presence.batch", Allowed::Number(1, 100_000)),
@@ -100,8 +104,12 @@ pub(super) enum Allowed {
     Path,
     /// Where Redis is.
     RedisUrl,
+    /// Where several of them are, with commas in between; may be empty.
+    RedisUrls,
     /// Where Postgres is.
     PostgresUrl,
+    /// What somebody is called.
+    Name,
     /// What stands in front of every Redis key.
     KeyPrefix,
     /// An IANA time zone.
@@ -145,6 +153,8 @@ impl Allowed {
             Self::LogFilter => is_log_filter(text),
             Self::Path => !text.is_empty() && !text.contains('\0'),
             Self::RedisUrl => is_redis_url(text),
+            Self::RedisUrls => addresses(text).all(is_redis_url),
+            Self::Name => (1..=64).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic()),
             Self::PostgresUrl => is_postgres_url(text),
             Self::KeyPrefix => {
                 let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-:".contains(&byte);
@@ -164,6 +174,10 @@ impl Allowed {
         match self {
             Self::RedisUrl | Self::PostgresUrl => format!("{:?}", SecretUrl::new(text).redacted()),
             Self::Property | Self::OurProperty => "a value that is not shown".to_owned(),
+            Self::RedisUrls => {
+                let shown: Vec<String> = addresses(text).map(|url| SecretUrl::new(url).redacted()).collect();
+                format!("{:?}", shown.join(","))
+            }
             _ => format!("{text:?}"),
         }
     }
@@ -198,6 +212,11 @@ impl fmt::Display for Allowed {
                 "redis://, rediss:// or unix://, such as \"redis://user:password@host:6379/0\" \
                  (special characters of a password percent-encoded)",
             ),
+            Self::RedisUrls => formatter.write_str(
+                "redis:// or rediss:// addresses with commas between them (a comma in a password \
+                 percent-encoded), or a list of them",
+            ),
+            Self::Name => formatter.write_str("1 to 64 visible ASCII characters"),
             Self::PostgresUrl => formatter.write_str(
                 "postgres://, such as \"postgres://user:password@host:5432/database?sslmode=verify-full\" \
                  (special characters of a password percent-encoded)",
@@ -228,6 +247,11 @@ fn is_log_filter(text: &str) -> bool {
         .filter(|directive| is_word(directive))
         .all(|word| LEVELS.iter().any(|level| level.eq_ignore_ascii_case(word)));
     words_are_levels && tracing_subscriber::EnvFilter::builder().parse(text).is_ok()
+}
+
+/// What is between the commas.
+pub(super) fn addresses(text: &str) -> impl Iterator<Item = &str> {
+    text.split(',').map(str::trim).filter(|address| !address.is_empty())
 }
 
 fn is_redis_url(text: &str) -> bool {

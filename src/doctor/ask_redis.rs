@@ -2,24 +2,43 @@
 
 use std::time::{Duration, Instant};
 
-use redis::{AsyncConnectionConfig, Cmd, FromRedisValue, aio::MultiplexedConnection};
+use futures::future::join_all;
+use redis::{AsyncConnectionConfig, Client, Cmd, FromRedisValue, aio::MultiplexedConnection};
 
 use super::{Answer, redis::Facts};
-use crate::{clock::Clock, config};
+use crate::{clock::Clock, config, store::redis::primaries};
 
 /// An answer that takes longer isn't waited for: a doctor is no request.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The facts, or why there is no way to this Redis.
-pub(super) async fn ask(settings: &config::Redis, clock: &dyn Clock) -> Answer<Facts> {
-    crate::tls::choose_provider();
-    // The error's own text may repeat the URL, and the URL may hold a password.
-    let client = redis::Client::open(settings.url.expose()).map_err(|error| error.category().to_owned())?;
+/// What there is: each primary with its facts or why there is no way to it, and the slots of a cluster
+/// that nobody has.
+pub(super) struct Asked {
+    pub(super) primaries: Vec<(String, Answer<Facts>)>,
+    pub(super) uncovered: usize,
+}
+
+/// Asks every primary.
+pub(super) async fn ask_all(settings: &config::Redis, clock: &dyn Clock) -> Answer<Asked> {
     let connect = AsyncConnectionConfig::new()
         .set_connection_timeout(Some(settings.connect_timeout))
         .set_response_timeout(Some(PATIENCE));
+    let (there, uncovered) = primaries(settings, &connect).await.map_err(|error| error.to_string())?;
+    let asked = there
+        .iter()
+        .map(async |(address, client)| (address.clone(), ask(settings, client, &connect, clock).await));
+    Ok(Asked { primaries: join_all(asked).await, uncovered })
+}
+
+/// The facts, or why there is no way to this Redis.
+async fn ask(
+    settings: &config::Redis,
+    client: &Client,
+    connect: &AsyncConnectionConfig,
+    clock: &dyn Clock,
+) -> Answer<Facts> {
     let connection = client
-        .get_multiplexed_async_connection_with_config(&connect)
+        .get_multiplexed_async_connection_with_config(connect)
         .await
         .map_err(|error| error.to_string())?;
     let mut asking = Asking { connection };

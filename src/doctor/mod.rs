@@ -1,13 +1,17 @@
 //! Whether the stores are set up so that the promises hold: asked by `headcount doctor`, and at every
 //! start in the background.
 //!
-//! Asking (`ask_redis`, `ask_postgres`) gives facts; judging them (`redis`, `postgres`) is plain
-//! functions, so that every good, bad and forbidden answer has its test. A check that may not look
+//! Asking (`ask_redis`, `ask_postgres`, `ask_kafka`) gives facts; judging them (`redis`, `postgres`,
+//! `kafka`) is plain functions, so that every good, bad and forbidden answer has its test. A check that may not look
 //! says *unknown*, never "fine".
 
+#[cfg(feature = "kafka")]
+mod ask_kafka;
 mod ask_postgres;
 mod ask_redis;
 mod embedded;
+#[cfg(feature = "kafka")]
+mod kafka;
 mod postgres;
 mod redis;
 mod report;
@@ -19,7 +23,7 @@ pub use self::{report::Report, watching::Watching};
 
 use crate::{
     clock::Clock,
-    config::{BackendKind, Config},
+    config::{BackendKind, Config, Topology},
 };
 
 /// How a check came out.
@@ -88,12 +92,15 @@ pub async fn examine(config: &Config, clock: &dyn Clock) -> Report {
         BackendKind::Embedded => embedded::examine(&config.embedded).await,
         BackendKind::Redis => {
             let (redis, postgres) = tokio::join!(
-                Box::pin(ask_redis::ask(&config.redis, clock)),
+                Box::pin(ask_redis::ask_all(&config.redis, clock)),
                 Box::pin(ask_postgres::ask(&config.postgres))
             );
             let mut findings = match redis {
-                Ok(facts) => redis::judge(&facts, config),
-                Err(reason) => vec![unreachable("redis", "redis.url", &config.redis.url.redacted(), &reason)],
+                Ok(asked) => redis_findings(&asked, config),
+                Err(reason) => {
+                    let (setting, addresses) = config.redis.addresses();
+                    vec![unreachable("redis", setting, &addresses, &reason)]
+                }
             };
             findings.extend(match postgres {
                 Ok(facts) => postgres::judge(&facts, &config.postgres),
@@ -101,10 +108,45 @@ pub async fn examine(config: &Config, clock: &dyn Clock) -> Report {
                     vec![unreachable("postgres", "postgres.url", &config.postgres.url.redacted(), &reason)]
                 }
             });
+            #[cfg(feature = "kafka")]
+            if config.kafka.is_used() {
+                findings.extend(match ask_kafka::ask(&config.kafka).await {
+                    Ok(facts) => kafka::judge(&facts, &config.kafka),
+                    Err(reason) => {
+                        vec![unreachable("kafka", "kafka.brokers", &config.kafka.brokers, &reason)]
+                    }
+                });
+            }
             findings
         }
     };
     Report { findings }
+}
+
+/// Of several primaries the worst of each check, with the address of which it is.
+fn redis_findings(asked: &ask_redis::Asked, config: &Config) -> Vec<Finding> {
+    let mut findings: Vec<Finding> = Vec::new();
+    let several = asked.primaries.len() > 1;
+    for (address, facts) in &asked.primaries {
+        let judged = match facts {
+            Ok(facts) => redis::judge(facts, config),
+            Err(reason) => vec![unreachable("redis", config.redis.addresses().0, address, reason)],
+        };
+        for mut finding in judged {
+            if several && finding.verdict != Verdict::Ok {
+                finding.found = format!("{address}: {}", finding.found);
+            }
+            match findings.iter_mut().find(|known| known.check == finding.check) {
+                Some(known) if known.verdict < finding.verdict => *known = finding,
+                Some(_) => {}
+                None => findings.push(finding),
+            }
+        }
+    }
+    if config.redis.topology == Topology::Cluster {
+        findings.push(redis::coverage(asked.primaries.len(), asked.uncovered));
+    }
+    findings
 }
 
 /// The steps of the schema that went through, with their names.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Answer, Finding};
 use crate::{
-    config::{self, Config},
+    config::{self, Config, Topology},
     store::{redis::info_field, time::TOLERATED_SKEW},
 };
 
@@ -46,7 +46,7 @@ const LOOSE: &str = "plays may be lost or counted twice when it comes back older
 pub(super) fn judge(facts: &Facts, config: &Config) -> Vec<Finding> {
     vec![
         version(facts),
-        topology(facts),
+        topology(facts, config.redis.topology),
         commands(facts),
         scripts(facts),
         eviction(facts),
@@ -87,13 +87,28 @@ fn version(facts: &Facts) -> Finding {
     }
 }
 
-fn topology(facts: &Facts) -> Finding {
+/// Whether every key has a place.
+pub(super) fn coverage(primaries: usize, uncovered: usize) -> Finding {
+    const CHECK: &str = "redis cluster";
+    if uncovered == 0 {
+        return Finding::ok(CHECK, format!("{primaries} primaries have all slots"));
+    }
+    Finding::problem(
+        CHECK,
+        format!(
+            "{uncovered} slots have no primary: Redis refuses what belongs there, and by default all else"
+        ),
+        "bring the missing primary or a replica of it back, or mend it with redis-cli --cluster fix",
+    )
+}
+
+fn topology(facts: &Facts, wanted: Topology) -> Finding {
     const CHECK: &str = "redis role";
-    if field(facts, "cluster_enabled") == Ok("1") {
+    if field(facts, "cluster_enabled") == Ok("1") && wanted != Topology::Cluster {
         return Finding::problem(
             CHECK,
             "it is a node of a cluster",
-            "this version speaks to a single server: use one without cluster mode",
+            "set redis.topology = \"cluster\", and redis.urls to some of its nodes",
         );
     }
     match field(facts, "role") {

@@ -6,7 +6,7 @@
 //!
 //! | key | type | life |
 //! | --- | --- | --- |
-//! | `video:online:<videoId>:<shard>` | hash, viewer → last beat in Unix seconds | window + T + 2 sweeps |
+//! | `video:online:<videoId>:<shard>` | hash, viewer → last beat in Unix seconds; `<videoId>` in braces with `presence.pin_video_to_slot` | window + T + 2 sweeps |
 //! | `video:online-count:<videoId>` | string, `<viewers> <time the walk began>` | 600 s |
 //! | `video:active:{p}` | zset, videoId → last registered beat | members leave by sweep |
 //! | `video:rank:{p}` | zset, most watched videos → count | replaced whole by each sweep |
@@ -14,6 +14,7 @@
 //! | `video:since:{p}` | string, `<time> <run id> <new\|again>` | none |
 //! | `video:{shards}:map` | hash, videoId (of more than one shard) or `*` → shards now and before | members leave by sweep |
 //! | `video:{shards}:version` | string, grows with every change of the map | none |
+//! | `video:{shards}:pinned` | string, `true` or `false`: what `presence.pin_video_to_slot` is | as that of a shard |
 //! | `video:slowed` | string, there while players may beat more slowly than usual | a window from then |
 //! | `video:views:delta:{p}:<videoId>` | string, plays not yet in the database | gone at 0 |
 //! | `video:views:dirty:{p}` | set, videos with a delta | members leave at 0 |
@@ -25,7 +26,7 @@
 //! | `video:views:uv:{p}:<videoId>` | `HyperLogLog` | 30 days after the last play |
 //! | `video:views:sketch:{p}:<videoId>` | `HyperLogLog` on its way back from Postgres | 60 s |
 //! | `task:lock:sweep:{p}`, `task:lock:flush:{p}` | string, owner token | its lease |
-//! | `task:waited` | string, written behind plays that wait for replicas | 60 s |
+//! | `task:waited:{p}` | string, written behind plays that wait for replicas | 60 s |
 //! | `task:probe:{p}` | string, what `/readyz` last wrote | 60 s |
 
 use crate::ids::{Partition, PlayId, VideoId, ViewerId};
@@ -34,19 +35,31 @@ use crate::ids::{Partition, PlayId, VideoId, ViewerId};
 #[derive(Clone, Debug)]
 pub struct Keys {
     prefix: std::sync::Arc<str>,
+    pinned: bool,
 }
 
 impl Keys {
-    /// Keys with `prefix` in front of each.
+    /// Keys with `prefix` in front of each, those of a video's shards `pinned` to one slot of a cluster or
+    /// not.
     #[must_use]
-    pub fn new(prefix: &str) -> Self {
-        Self { prefix: prefix.into() }
+    pub fn new(prefix: &str, pinned: bool) -> Self {
+        Self { prefix: prefix.into(), pinned }
+    }
+
+    /// Whether the shards of a video are pinned to one slot.
+    #[must_use]
+    pub fn pinned(&self) -> bool {
+        self.pinned
     }
 
     /// Hash, viewer → last beat in Unix seconds.
     #[must_use]
     pub fn online(&self, video: &VideoId, shard: u32) -> String {
-        format!("{}video:online:{video}:{shard}", self.prefix)
+        if self.pinned {
+            format!("{}video:online:{{{video}}}:{shard}", self.prefix)
+        } else {
+            format!("{}video:online:{video}:{shard}", self.prefix)
+        }
     }
 
     /// String, the count of a video of more than one shard and when its walk began.
@@ -89,6 +102,12 @@ impl Keys {
     #[must_use]
     pub fn shards_version(&self) -> String {
         format!("{}video:{{shards}}:version", self.prefix)
+    }
+
+    /// String, whether the shards of a video are pinned to one slot.
+    #[must_use]
+    pub fn shards_pinned(&self) -> String {
+        format!("{}video:{{shards}}:pinned", self.prefix)
     }
 
     /// String, there while players somewhere may keep a slower rhythm than usual.
@@ -174,9 +193,10 @@ impl Keys {
     pub fn probe(&self, partition: Partition) -> String {
         format!("{}task:probe:{{{partition}}}", self.prefix)
     }
+
     /// String, written behind plays that wait for replicas.
     #[must_use]
-    pub fn waited(&self) -> String {
-        format!("{}task:waited", self.prefix)
+    pub fn waited(&self, partition: Partition) -> String {
+        format!("{}task:waited:{{{partition}}}", self.prefix)
     }
 }

@@ -6,7 +6,7 @@ use headcount::plays::audit::{Audited, Terms};
 
 use crate::world::{World, video_id};
 
-on_both_backends!(
+on_every_backend!(
     every_play_is_accounted_for_whenever_one_looks,
     what_somebody_takes_off_or_adds_by_hand_shows_exactly,
     rows_that_somebody_makes_by_hand_are_no_plays,
@@ -106,7 +106,7 @@ async fn audit(world: &World, arguments: &[&str]) -> (Output, String) {
         .args(arguments)
         .env("HEADCOUNT_BACKEND", config.backend.name())
         .env("HEADCOUNT_EMBEDDED__PATH", &config.embedded.path)
-        .env("HEADCOUNT_REDIS__URL", config.redis.url.expose())
+        .envs(crate::world::ways_to_redis(&config.redis))
         .env("HEADCOUNT_REDIS__PREFIX", &config.redis.prefix)
         .env("HEADCOUNT_POSTGRES__URL", config.postgres.url.expose())
         .env("HEADCOUNT_JOBS__FLUSH_EVERY", "100ms")

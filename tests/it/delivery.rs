@@ -1,7 +1,10 @@
-//! What is shipped beside the binary keeps in step with it: the image's and compose's settings, the
-//! alerts, the dashboard.
+//! What is shipped beside the binary keeps in step with it: the settings of the image, of compose and of the
+//! example for Kubernetes, the alerts, the dashboard.
 
-use std::collections::{BTreeSet, HashMap};
+use std::{
+    collections::{BTreeSet, HashMap},
+    time::Duration,
+};
 
 use headcount::{
     config::{BackendKind, Config, load::load},
@@ -10,6 +13,8 @@ use headcount::{
 
 const DOCKERFILE: &str = include_str!("../../Dockerfile");
 const COMPOSE: &str = include_str!("../../docker-compose.yml");
+const KUBERNETES: &str = include_str!("../../deploy/kubernetes/headcount.env");
+const KUBERNETES_DEPLOYMENT: &str = include_str!("../../deploy/kubernetes/deployment.yaml");
 const ALERTS: &str = include_str!("../../deploy/prometheus/headcount.rules.yml");
 const ALERT_TESTS: &str = include_str!("../../deploy/prometheus/headcount.test.yml");
 const DASHBOARD: &str = include_str!("../../deploy/grafana/headcount.json");
@@ -31,14 +36,31 @@ fn settings(text: &str, separator: &str) -> HashMap<String, String> {
     given.collect()
 }
 
+/// What stands under a name in compose's file, at the beginning of a line or two columns in.
+fn part(name: &str) -> String {
+    let depth = |line: &str| line.len() - line.trim_start().len();
+    let mut lines = COMPOSE
+        .lines()
+        .skip_while(|line| depth(line) > 2 || line.trim_start().split(':').next() != Some(name));
+    let heading = depth(lines.next().unwrap());
+    let under = lines.take_while(|line| line.is_empty() || depth(line) > heading);
+    under.collect::<Vec<_>>().join("\n")
+}
+
+/// The settings of one of compose's services, with those that all of them have.
+fn in_compose(service: &str) -> HashMap<String, String> {
+    settings(&[part("x-settings"), part(service)].join("\n"), ": ")
+}
+
 fn check(given: HashMap<String, String>) -> Config {
     assert!(given.len() >= 3, "the search finds too little: {given:?}");
     load(None, Some(given)).unwrap().config
 }
 
 #[test]
-fn the_image_and_compose_run_on_redis_and_listen_on_all_addresses() {
-    for config in [check(settings(DOCKERFILE, "=")), check(settings(COMPOSE, ": "))] {
+fn the_image_compose_and_kubernetes_run_on_redis_and_listen_on_all_addresses() {
+    for given in [settings(DOCKERFILE, "="), in_compose("headcount"), settings(KUBERNETES, "=")] {
+        let config = check(given);
         assert_eq!(config.backend, BackendKind::Redis);
         assert_eq!(config.server.listen.to_string(), "0.0.0.0:8080");
         assert_eq!(config.ops.listen.to_string(), "0.0.0.0:9180");
@@ -46,21 +68,31 @@ fn the_image_and_compose_run_on_redis_and_listen_on_all_addresses() {
 }
 
 #[test]
-fn compose_waits_longer_for_a_drain_than_the_drain_may_take() {
-    let service = COMPOSE.split("\n  redis:").next().unwrap();
-    let (_, grace) = service.split_once("stop_grace_period: ").unwrap();
+fn compose_and_kubernetes_wait_longer_for_a_drain_than_the_drain_may_take() {
+    let services = part("x-headcount");
+    let (_, grace) = services.split_once("stop_grace_period: ").unwrap();
     let grace = humantime::parse_duration(grace.lines().next().unwrap()).unwrap();
-    assert!(grace > check(settings(COMPOSE, ": ")).server.drain);
+    assert!(grace > check(in_compose("headcount")).server.drain);
+
+    let (_, grace) = KUBERNETES_DEPLOYMENT.split_once("terminationGracePeriodSeconds: ").unwrap();
+    let grace = Duration::from_secs(grace.lines().next().unwrap().parse().unwrap());
+    assert!(grace > check(settings(KUBERNETES, "=")).server.drain);
 }
 
 #[test]
 fn only_the_public_listener_is_published_beyond_this_machine() {
-    let ports: Vec<&str> = COMPOSE
-        .lines()
-        .filter_map(|line| line.trim().strip_prefix("- \""))
-        .filter(|line| line.ends_with("80\""))
-        .collect();
-    assert_eq!(ports, ["${PUBLIC_PORT:-8080}:8080\"", "127.0.0.1:${OPS_PORT:-9180}:9180\""]);
+    let services =
+        [("headcount", "", 80), ("headcount-cluster", "CLUSTER_", 81), ("headcount-kafka", "KAFKA_", 82)];
+    for (service, prefix, number) in services {
+        let part = part(service);
+        let (_, ports) = part.split_once("ports:\n").unwrap();
+        let ports: Vec<&str> =
+            ports.lines().map_while(|line| line.trim().strip_prefix("- \"")?.strip_suffix('"')).collect();
+        let public = format!("${{{prefix}PUBLIC_PORT:-80{number}}}:8080");
+        let ops = format!("127.0.0.1:${{{prefix}OPS_PORT:-91{number}}}:9180");
+        assert_eq!(ports, [public, ops]);
+    }
+    assert_eq!(COMPOSE.matches("ports:\n").count(), services.len(), "nothing else is published");
 }
 
 /// The metrics a file names. A histogram's three series are one metric.

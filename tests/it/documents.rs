@@ -34,14 +34,14 @@ fn marked(text: &str) -> impl Iterator<Item = String> {
 
 /// Functions that the macro makes a test of for each backend.
 fn laws(text: &str) -> impl Iterator<Item = String> {
-    let lists = text.split("on_both_backends!(").skip(1).filter_map(|rest| Some(rest.split_once(')')?.0));
+    let lists = text.split("on_every_backend!(").skip(1).filter_map(|rest| Some(rest.split_once(')')?.0));
     lists.flat_map(|list| list.split(',')).map(|law| law.trim().to_owned())
 }
 
 #[test]
 fn only_what_is_run_is_taken_for_a_test() {
     let text = "
-        on_both_backends!(
+        on_every_backend!(
             a_law,
         );
         async fn a_law(world: World) {}

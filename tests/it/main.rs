@@ -6,7 +6,7 @@
 #![expect(unreachable_pub, reason = "a test binary has no outside")]
 
 /// Makes each law a test on each backend, in a module that names it.
-macro_rules! on_both_backends {
+macro_rules! on_every_backend {
     ($($law:ident),+ $(,)?) => {
         mod embedded {
             $(#[tokio::test] async fn $law() { super::$law(crate::world::World::embedded().await).await })+
@@ -14,9 +14,13 @@ macro_rules! on_both_backends {
         mod redis {
             $(#[tokio::test] async fn $law() { super::$law(crate::world::World::redis().await).await })+
         }
+        mod cluster {
+            $(#[tokio::test] async fn $law() { super::$law(crate::world::World::cluster().await).await })+
+        }
     };
 }
 
+mod cluster;
 mod conservation;
 mod delivery;
 mod doctor;

@@ -11,7 +11,7 @@ use headcount::{
 
 use crate::world::{World, a_play, eventually, secs, video_id};
 
-on_both_backends!(
+on_every_backend!(
     a_play_is_counted_and_read_at_once,
     a_play_sent_again_counts_nothing,
     a_playback_sent_by_another_viewer_counts_nothing,

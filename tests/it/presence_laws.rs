@@ -8,7 +8,7 @@ use headcount::{
 
 use crate::world::{NOON, World, beat, secs, video_id};
 
-on_both_backends!(
+on_every_backend!(
     a_viewer_is_online_for_exactly_one_window,
     beating_again_counts_once,
     ten_beats_at_once_count_once,

@@ -17,7 +17,7 @@ use tower::ServiceExt as _;
 
 use crate::world::{World, secs};
 
-on_both_backends!(
+on_every_backend!(
     players_are_counted_and_pages_are_told,
     numbers_nobody_can_vouch_for_are_null_and_stale,
     many_videos_are_told_in_the_order_asked,

@@ -53,6 +53,21 @@ impl World {
         Self::redis_with(|_| {}).await
     }
 
+    /// As [`Self::redis`], in a Redis Cluster.
+    pub async fn cluster() -> Self {
+        Self::cluster_with(|_| {}).await
+    }
+
+    pub async fn cluster_with(change: impl FnOnce(&mut Config)) -> Self {
+        Self::redis_with(|config| {
+            let urls = service("TEST_CLUSTER_URLS");
+            config.redis.topology = config::Topology::Cluster;
+            config.redis.urls = urls.split(',').map(config::SecretUrl::new).collect();
+            change(config);
+        })
+        .await
+    }
+
     pub async fn embedded_with(change: impl FnOnce(&mut Config)) -> Self {
         Self::open(BackendKind::Embedded, change).await
     }
@@ -204,9 +219,10 @@ impl World {
     /// One sweep of everything, whoever made the last.
     pub async fn sweep(&self) {
         if self.is_redis() {
-            let locks: Vec<String> =
-                (0..16).map(|p| format!("{}task:lock:sweep:{{{p}}}", self.config.redis.prefix)).collect();
-            self.redis_command::<i64>(redis::cmd("DEL").arg(locks)).await;
+            for partition in 0..16 {
+                let lock = self.key(&format!("task:lock:sweep:{{{partition}}}"));
+                self.redis_command::<i64>(redis::cmd("DEL").arg(lock)).await;
+            }
         }
         assert!(self.run_jobs("sweep").await > 0);
     }
@@ -235,20 +251,39 @@ impl World {
         self.stores.plays.counts(&[video_id(video)]).await[0]
     }
 
-    /// Sends a command to this world's Redis.
+    /// Sends a command to this world's Redis, in a cluster to whoever has its keys.
     pub async fn redis_command<T: redis::FromRedisValue>(&self, command: &redis::Cmd) -> T {
-        let mut connection = self.redis_connection().await;
-        command.query_async(&mut connection).await.unwrap()
+        let mut answers = Vec::new();
+        for url in self.redis_urls() {
+            let mut connection = headcount_support::redis_connection(url).await.unwrap();
+            match command.query_async(&mut connection).await {
+                Err(error) if error.code() == Some("MOVED") => answers.push(error),
+                answer => return answer.unwrap(),
+            }
+        }
+        panic!("nobody has the keys: {answers:?}")
     }
 
-    pub async fn redis_connection(&self) -> redis::aio::MultiplexedConnection {
-        headcount_support::redis_connection(self.config.redis.url.expose()).await.unwrap()
+    /// Every primary.
+    fn redis_urls(&self) -> Vec<&str> {
+        match self.config.redis.topology {
+            config::Topology::Cluster => {
+                self.config.redis.urls.iter().map(config::SecretUrl::expose).collect()
+            }
+            _ => vec![self.config.redis.url.expose()],
+        }
     }
 
     /// Every key of this world, without the prefix.
     pub async fn redis_keys(&self) -> Vec<String> {
         let prefix = &self.config.redis.prefix;
-        let mut keys: Vec<String> = self.redis_command(redis::cmd("KEYS").arg(format!("{prefix}*"))).await;
+        let mut keys: Vec<String> = Vec::new();
+        for url in self.redis_urls() {
+            let mut connection = headcount_support::redis_connection(url).await.unwrap();
+            let mut all = redis::cmd("KEYS");
+            let some: Vec<String> = all.arg(format!("{prefix}*")).query_async(&mut connection).await.unwrap();
+            keys.extend(some);
+        }
         keys.sort();
         keys.into_iter().map(|key| key[prefix.len()..].to_owned()).collect()
     }
@@ -267,6 +302,21 @@ impl World {
     pub fn key(&self, name: &str) -> String {
         format!("{}{name}", self.config.redis.prefix)
     }
+}
+
+/// The variables by which a process finds that Redis.
+pub fn ways_to_redis(redis: &config::Redis) -> Vec<(&'static str, String)> {
+    let urls: Vec<&str> = redis.urls.iter().map(config::SecretUrl::expose).collect();
+    let topology = match redis.topology {
+        config::Topology::Single => "single",
+        config::Topology::Sentinel => "sentinel",
+        config::Topology::Cluster => "cluster",
+    };
+    vec![
+        ("HEADCOUNT_REDIS__TOPOLOGY", topology.to_owned()),
+        ("HEADCOUNT_REDIS__URL", redis.url.expose().to_owned()),
+        ("HEADCOUNT_REDIS__URLS", urls.join(",")),
+    ]
 }
 
 pub fn video_id(video: &str) -> VideoId {

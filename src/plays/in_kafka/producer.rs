@@ -34,7 +34,7 @@ use crate::{
     lifecycle::{Lifecycle, Phase},
     plays::Play,
     store::{
-        kafka::{self, ClientConfig, Condition, Look},
+        kafka::{self, ClientConfig, Condition, Look, told},
         time::StoreClock,
     },
 };
@@ -162,7 +162,7 @@ impl Producer {
             failed: self.failed.clone(),
         };
         Native::from_config_and_context(&self.config, reports)
-            .map_err(|error| StoreError::unexpected(Part::Kafka, without_values(&error)))
+            .map_err(|error| StoreError::unexpected(Part::Kafka, told(&error)))
     }
 
     /// Writes a play, and answers when all brokers that have to have it do.
@@ -356,24 +356,5 @@ fn failure(error: &KafkaError) -> StoreError {
             | RDKafkaErrorCode::InvalidRecord,
         ) => StoreError::unexpected(Part::Kafka, error),
         _ => StoreError::unavailable(Part::Kafka, error),
-    }
-}
-
-/// What a question ended with, in words.
-pub(crate) fn told(error: &KafkaError) -> String {
-    match error.rdkafka_error_code() {
-        Some(RDKafkaErrorCode::BrokerTransportFailure | RDKafkaErrorCode::OperationTimedOut) => {
-            "no broker answers".to_owned()
-        }
-        Some(code) => code.to_string(),
-        None => without_values(error),
-    }
-}
-
-/// An error without the value of a property, which may be a secret.
-fn without_values(error: &KafkaError) -> String {
-    match error {
-        KafkaError::ClientConfig(_, _, name, _) => format!("the property {name} isn't taken"),
-        other => other.to_string(),
     }
 }

@@ -44,6 +44,7 @@ fn producer(brokers: i32) -> (Mock, Arc<Producer>, Lifecycle) {
 
 #[tokio::test]
 async fn a_client_that_can_not_go_on_is_replaced_without_a_restart() {
+    let lines = crate::telemetry::capture();
     let (mock, producer, lifecycle) = producer(1);
     producer.write(&play("before")).await.unwrap();
     // Without the right to write idempotently, librdkafka gives up for good.
@@ -54,6 +55,7 @@ async fn a_client_that_can_not_go_on_is_replaced_without_a_restart() {
     mock.request_errors(RDKafkaApiKey::Produce, &lost);
     let _ = producer.write(&play("refused")).await;
     eventually("plays are taken again", async || producer.write(&play("again")).await.is_ok()).await;
+    eventually("it is told", async || lines.text().contains("another one is made")).await;
     lifecycle.stop();
     assert_eq!(lifecycle.run().await, Stopped::Drained);
     assert!(producer.write(&play("late")).await.is_err());

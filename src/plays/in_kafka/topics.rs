@@ -6,21 +6,19 @@
 use std::time::Duration;
 
 use rdkafka::{
-    ClientContext,
     admin::{AdminClient, AdminOptions, NewTopic, TopicReplication},
-    config::{FromClientConfigAndContext as _, RDKafkaLogLevel},
+    config::FromClientConfigAndContext as _,
     error::{KafkaError, RDKafkaErrorCode},
 };
 
-use super::producer::told;
 use crate::{
     config::kafka::Kafka,
     error::{Part, StoreError},
-    store::kafka,
+    store::kafka::{self, Quiet, told},
 };
 
 /// How long the brokers have.
-const WAITS: Duration = Duration::from_secs(30);
+const WAITS: Duration = Duration::from_secs(15);
 
 /// What became of one topic.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,19 +27,6 @@ pub struct Topic {
     pub name: String,
     /// Whether this call made it.
     pub made: bool,
-}
-
-/// librdkafka's lines go to our log.
-pub(crate) struct Quiet;
-
-impl ClientContext for Quiet {
-    fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
-        kafka::log(level, facility, line);
-    }
-
-    fn error(&self, error: KafkaError, reason: &str) {
-        tracing::debug!(target: "librdkafka", "{error}: {reason}");
-    }
 }
 
 /// Makes the topics that aren't there. Those that are stay as they are.

@@ -15,7 +15,7 @@ use crate::{
     plays::{Play, Recorded},
     store::{
         keys::Keys,
-        redis::{Redis, Replicas, Sent, Unvouched, refusal, reply},
+        redis::{Redis, Replicas, Sent, Unvouched, is_unheard, refusal, reply},
         script::LuaScript,
         time::StoreClock,
     },
@@ -86,8 +86,15 @@ impl Writer {
         let mut ordered: Vec<(usize, &Play)> = plays.iter().enumerate().collect();
         // Stable: of two plays that are the same the first one counts.
         ordered.sort_by_cached_key(|(_, play)| (play.video.partition(), &play.video));
-        let calls: Vec<Call<'_>> =
-            ordered.chunks(AT_ONCE).map(|plays| Call { token: rand::random(), plays }).collect();
+        // In a cluster a call can be of one slot only, and so of one partition.
+        let together = |(_, a): &(usize, &Play), (_, b): &(usize, &Play)| {
+            !self.redis.is_cluster() || a.video.partition() == b.video.partition()
+        };
+        let calls: Vec<Call<'_>> = ordered
+            .chunk_by(together)
+            .flat_map(|plays| plays.chunks(AT_ONCE))
+            .map(|plays| Call { token: rand::random(), plays })
+            .collect();
         let commands: Vec<Cmd> =
             calls.iter().map(|call| call.command(self.redis.keys(), &self.window)).collect();
         // What is noted is dated before it happened: the note ends before what it stands for.
@@ -95,7 +102,7 @@ impl Writer {
         let sending = async {
             match &self.replicas {
                 None => connection.pipe(commands).await.map(|answers| (Sent::Answered(answers), None)),
-                Some(replicas) => Ok(self.pipe_to(replicas, commands).await),
+                Some(replicas) => Ok(self.pipe_to(replicas, &calls, commands).await),
             }
         };
         let sent_all = failpoint::step("record.send", Part::Redis, sending).await;
@@ -105,16 +112,16 @@ impl Writer {
                 return vec![Err(error.unwrap_or_else(no_answer)); plays.len()];
             }
             (Sent::Unheard, error) => {
-                for Call { token, plays } in calls {
-                    for plays in plays.chunk_by(|(_, a), (_, b)| a.video.partition() == b.video.partition()) {
-                        self.witness.unanswered().keep(self.redis.keys(), token, plays);
-                    }
-                }
+                calls.iter().for_each(|call| self.keep(call));
                 return vec![Err(error.unwrap_or_else(no_answer)); plays.len()];
             }
         };
         let mut results = vec![Err(no_answer()); plays.len()];
-        for (Call { plays, .. }, answer) in calls.iter().zip(answers) {
+        for (call, answer) in calls.iter().zip(answers) {
+            if is_unheard(&answer) {
+                self.keep(call);
+            }
+            let plays = call.plays;
             for ((index, play), result) in plays.iter().zip(read(answer, plays.len())) {
                 if matches!(result, Ok(Recorded::Counted)) {
                     self.witness.saw(play.video.partition(), 1);
@@ -130,21 +137,40 @@ impl Writer {
         results
     }
 
+    /// Takes note of a call of which it is unknown whether it was carried out.
+    fn keep(&self, call: &Call<'_>) {
+        for plays in call.plays.chunk_by(|(_, a), (_, b)| a.video.partition() == b.video.partition()) {
+            self.witness.unanswered().keep(self.redis.keys(), call.token, plays);
+        }
+    }
+
     /// Sends the calls and waits for replicas to have what they counted, and what was counted before:
     /// "counted already" vouches for a play as much as "counted" does. Such a call writes nothing, so a
-    /// mark is written behind all of them. Replicas get writes in order: who has it has the plays.
-    async fn pipe_to(&self, replicas: &Replicas, mut commands: Vec<Cmd>) -> (Sent, Option<StoreError>) {
-        let mut mark = redis::cmd("SET");
-        mark.arg(self.redis.keys().waited()).arg("1").arg("EX").arg(MARK_SECONDS);
-        commands.push(mark);
-        match replicas.pipe(commands).await {
-            Ok(mut answers) => {
-                let marked = answers.pop().unwrap_or(Value::Nil);
-                // Refused (memory is full, say), it vouches for nothing.
-                (Sent::Answered(answers), reply::<()>(marked).err())
-            }
+    /// mark is written behind each, to the same node. Replicas get writes in order: who has it has the plays.
+    async fn pipe_to(
+        &self,
+        replicas: &Replicas,
+        calls: &[Call<'_>],
+        commands: Vec<Cmd>,
+    ) -> (Sent, Option<StoreError>) {
+        let marked = commands.into_iter().zip(calls).flat_map(|(command, call)| {
+            let mut mark = redis::cmd("SET");
+            let partition = call.plays[0].1.video.partition();
+            mark.arg(self.redis.keys().waited(partition)).arg("1").arg("EX").arg(MARK_SECONDS);
+            [command, mark]
+        });
+        let (sent, error) = match replicas.pipe(marked.collect()).await {
+            Ok(answers) => (Sent::Answered(answers), None),
             Err(Unvouched { error, sent }) => (sent, Some(error)),
+        };
+        let Sent::Answered(answers) = sent else { return (sent, error) };
+        let (mut counted, mut marks) = (Vec::with_capacity(calls.len()), Vec::with_capacity(calls.len()));
+        for (index, answer) in answers.into_iter().enumerate() {
+            (if index % 2 == 0 { &mut counted } else { &mut marks }).push(answer);
         }
+        // Refused (memory is full, say), a mark vouches for nothing. Where none was heard no call was either.
+        let refused = marks.into_iter().filter(|mark| !is_unheard(mark)).find_map(|it| reply::<()>(it).err());
+        (Sent::Answered(counted), error.or(refused))
     }
 }
 

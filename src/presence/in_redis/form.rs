@@ -44,12 +44,14 @@ pub(super) struct Form {
     pub(super) life: Duration,
 }
 
-/// A batch as commands: first the stamps, then group after group.
+/// A batch as commands: first the stamps and the registry, then group after group.
 pub(super) struct Formed {
     /// When, on the monotonic clock.
     pub(super) at: Duration,
     /// When, in Redis's time.
     pub(super) now: Timestamp,
+    /// What must be done before viewers are written: the stamps, then the registry.
+    pub(super) before: Vec<Cmd>,
     pub(super) commands: Vec<Cmd>,
     /// The partitions whose stamps the first commands ask for.
     pub(super) since: Vec<Partition>,
@@ -60,8 +62,9 @@ pub(super) struct Formed {
 pub(super) struct Group {
     pub(super) video: VideoId,
     pub(super) shard: u32,
-    /// How many commands.
+    /// How many commands write it.
     pub(super) commands: usize,
+    /// Whether it has one in the registry's part as well.
     pub(super) registers: bool,
     pub(super) expires: bool,
     marks: Vec<(ViewerId, Mark)>,
@@ -105,15 +108,21 @@ impl Form {
             }
         }
 
-        let mut formed =
-            Formed { at: monotonic, now, commands: Vec::new(), since: Vec::new(), groups: Vec::new() };
+        let mut formed = Formed {
+            at: monotonic,
+            now,
+            before: Vec::new(),
+            commands: Vec::new(),
+            since: Vec::new(),
+            groups: Vec::new(),
+        };
         let mut partitions = [false; PARTITIONS as usize];
         for (video, _) in shards.keys() {
             partitions[video.partition().index()] = true;
         }
         for partition in Partition::all() {
             if partitions[partition.index()] && notes.wants_since(partition, monotonic) {
-                formed.commands.push(self.known.call(&self.redis, connection, partition, Cause::Again));
+                formed.before.push(self.known.call(&self.redis, connection, partition, Cause::Again));
                 formed.since.push(partition);
             }
         }
@@ -124,7 +133,7 @@ impl Form {
             let registers =
                 beats && notes.wants_registry(&video, monotonic) && registered.insert(video.clone());
             if registers {
-                formed.commands.push(self.zadd(&video));
+                formed.before.push(self.zadd(&video));
             }
             self.write_marks(&video, shard, &marks, now, &mut formed.commands);
             let expires = beats && notes.wants_expiry(&video, shard, monotonic);

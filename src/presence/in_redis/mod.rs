@@ -68,7 +68,8 @@ impl RedisPresence {
         rhythm: Arc<Rhythm>,
         lifecycle: &Lifecycle,
     ) -> Arc<Self> {
-        let map = map::ShardMap::new(redis.clone(), &config.presence);
+        let life = writer::shard_life(&config.presence, &config.jobs);
+        let map = map::ShardMap::new(redis.clone(), &config.presence, life);
         let known = since::Known::default();
         let writer = Arc::new(writer::Writer::new(
             redis.clone(),

@@ -60,20 +60,19 @@ impl Writer {
             Ok(formed) => formed,
             Err((error, batch)) => return Outcome::failed(error, batch),
         };
-        let mut commands = std::mem::take(&mut formed.commands);
-        // Last, so that whatever was written by an older map is known.
-        commands.push(self.map.version());
-        let writing = connection.pipe(commands);
-        let mut values = match failpoint::step("beats.write", Part::Redis, writing).await {
+        let (before, commands) = (std::mem::take(&mut formed.before), std::mem::take(&mut formed.commands));
+        // The version last, so that whatever was written by an older map is known.
+        let writing = connection.pipe_in_stages([before, commands, vec![self.map.version()]]);
+        let [before, values, version] = match failpoint::step("beats.write", Part::Redis, writing).await {
             Ok(values) => values,
             Err(error) => return Outcome::failed(error, formed.into_marks()),
         };
-        let version = values.pop().and_then(|version| reply::<Option<String>>(version).ok());
+        let version = version.into_iter().next().and_then(|version| reply::<Option<String>>(version).ok());
         let timely = self.redis.clock().monotonic().saturating_sub(sent) <= LATE;
         let mut outcome = Outcome::default();
-        let mut values = values.into_iter();
+        let (mut before, mut values) = (before.into_iter(), values.into_iter());
         for partition in formed.since {
-            let told = values.next().map(reply::<String>);
+            let told = before.next().map(reply::<String>);
             if let Some(Ok(stamp)) = told
                 && timely
             {
@@ -84,7 +83,8 @@ impl Writer {
         let mut register_again = Vec::new();
         let mut written = Vec::new();
         for group in formed.groups {
-            match take_ok(&mut values, group.commands) {
+            let registered = take_ok(&mut before, usize::from(group.registers));
+            match take_ok(&mut values, group.commands).and(registered) {
                 Ok(()) => {
                     if timely {
                         if group.registers {

@@ -17,7 +17,7 @@ use crate::{
     presence::shards::Walk,
     store::{
         lock::Held,
-        redis::{Connection, Redis, refusal, reply},
+        redis::{Connection, Redis, refusal, reply, slot_of},
         script::LuaScript,
     },
 };
@@ -94,6 +94,8 @@ struct Step {
     cursor: String,
     /// Viewers may go from here to the shards that come later: those wait until this one is done.
     moving: bool,
+    /// Viewers may go from a shard to those of a higher rank only.
+    rank: u32,
 }
 
 impl Walker {
@@ -121,13 +123,23 @@ impl Walker {
     ) -> Result<Vec<Result<Walked, StoreError>>, StoreError> {
         let mut results: Vec<Result<Walked, StoreError>> = vec![Ok(Walked::default()); videos.len()];
         let mut steps: VecDeque<Step> = self.steps(videos).collect();
+        let by_slot = self.redis.is_cluster();
+        if by_slot {
+            // Nodes are asked at the same time: only what may be looked at in any order goes together.
+            steps.make_contiguous().sort_by_key(|step| step.rank);
+        }
+        let in_flight = WORK_IN_FLIGHT * connection.nodes() as u64;
         let mut together = SHARDS_AT_FIRST;
-        while !steps.is_empty() {
-            let batch: Vec<Step> = steps.drain(..together.min(steps.len())).collect();
-            let calls = calls_of(&batch);
+        while let Some(rank) = steps.front().map(|step| step.rank) {
+            let alike = steps.iter().take_while(|step| !by_slot || step.rank == rank).take(together).count();
+            let mut batch: Vec<Step> = steps.drain(..alike).collect();
+            if by_slot {
+                batch.sort_by_cached_key(|step| slot_of(step.key.as_bytes()));
+            }
+            let calls = calls_of(&batch, by_slot);
             // Not before its turn: by an earlier time fresh beats would be taken for ones of the future.
             let commands = || -> Vec<Cmd> {
-                let enough = WORK_IN_FLIGHT / calls.len() as u64;
+                let enough = (in_flight / calls.len() as u64).max(1);
                 calls.iter().map(|steps| self.command(steps, enough)).collect()
             };
             let values = match &mut lock {
@@ -143,8 +155,13 @@ impl Walker {
                 answers.extend(answers_of(steps.len(), reply(value)));
             }
             let asked = batch.len();
+            let work = work_of(&answers);
             let again = note(batch, answers, &mut results);
             together = match asked - again.len() {
+                // Each call went through all that it had, however much: the next are fewer or more.
+                _ if by_slot => usize::try_from(in_flight * asked as u64 / work.max(1))
+                    .unwrap_or(1)
+                    .clamp(1, SHARDS_AT_MOST),
                 through if through == asked => (asked + asked / 4 + 1).min(SHARDS_AT_MOST),
                 through => through.max(1),
             };
@@ -161,6 +178,7 @@ impl Walker {
                 key: self.redis.keys().online(video, shard),
                 cursor: "0".into(),
                 moving: walk.moving,
+                rank: walk.rank(shard),
             })
         })
     }
@@ -189,11 +207,18 @@ impl Walker {
 /// What the script says of one shard.
 type Answer = (String, u64, u64, u64);
 
-/// The calls in which steps are sent. On one server all shards share one, whatever their slot; what makes
-/// more of them is a cluster, and all that follows holds for several calls too. Where a walk goes on in the
-/// middle of a shard a call begins.
-fn calls_of(steps: &[Step]) -> Vec<&[Step]> {
-    steps.chunk_by(|_, next| next.cursor == "0").collect()
+/// The calls in which steps are sent: on one server all shards share one, in a cluster those of one slot.
+/// Where a walk goes on in the middle of a shard a call begins.
+fn calls_of(steps: &[Step], by_slot: bool) -> Vec<&[Step]> {
+    let together =
+        |one: &Step, next: &Step| !by_slot || slot_of(one.key.as_bytes()) == slot_of(next.key.as_bytes());
+    steps.chunk_by(|one, next| next.cursor == "0" && together(one, next)).collect()
+}
+
+/// How much work these answers stand for, in the units of the script.
+fn work_of(answers: &[Option<Result<Answer, StoreError>>]) -> u64 {
+    let walked = answers.iter().flatten().flatten();
+    walked.map(|(_, removed, corrupt, left)| 8 + removed + corrupt + left).sum()
 }
 
 /// What a call says of each of its shards; nothing of those that it didn't come to.
@@ -263,7 +288,8 @@ mod tests {
     use super::*;
 
     fn steps(count: usize, moving: bool) -> Vec<Step> {
-        let step = |number: usize| Step { video: 0, key: number.to_string(), cursor: "0".into(), moving };
+        let step =
+            |number: usize| Step { video: 0, key: number.to_string(), cursor: "0".into(), moving, rank: 0 };
         (0..count).map(step).collect()
     }
 
@@ -306,7 +332,7 @@ mod tests {
     fn a_shard_in_the_middle_of_which_a_walk_goes_on_begins_a_call() {
         let mut steps = steps(5, false);
         steps[2].cursor = "7".into();
-        let calls: Vec<usize> = calls_of(&steps).into_iter().map(<[Step]>::len).collect();
+        let calls: Vec<usize> = calls_of(&steps, false).into_iter().map(<[Step]>::len).collect();
         assert_eq!(calls, [2, 3]);
     }
 

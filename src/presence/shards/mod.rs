@@ -56,6 +56,12 @@ impl Walk {
     pub(crate) fn order(self) -> impl Iterator<Item = u32> {
         (self.now..self.all).chain(0..self.now)
     }
+
+    /// That order, as far as it matters: viewers move to places of a higher rank only, since a place that a
+    /// smaller number gave them is below the highest bit of the one that a greater number gives them.
+    pub(crate) fn rank(self, shard: u32) -> u32 {
+        if !self.moving || shard >= self.now { 0 } else { 1 + u32::BITS - shard.leading_zeros() }
+    }
 }
 
 impl Places {

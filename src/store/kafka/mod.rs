@@ -4,7 +4,11 @@
 mod condition;
 
 pub use rdkafka::config::ClientConfig;
-use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::{
+    ClientContext,
+    config::RDKafkaLogLevel,
+    error::{KafkaError, RDKafkaErrorCode},
+};
 
 pub use self::condition::{Condition, Look};
 use crate::config::kafka::Kafka;
@@ -28,6 +32,8 @@ pub fn client(settings: &Kafka) -> ClientConfig {
         config.set(name, value);
     }
     config.set("bootstrap.servers", &settings.brokers);
+    // A broker makes topics with settings of its own: no question of ours is to bring it to that.
+    config.set("allow.auto.create.topics", "false");
     // All of it goes to our own log, which has its own filter.
     config.set_log_level(RDKafkaLogLevel::Debug);
     config
@@ -37,4 +43,32 @@ pub fn client(settings: &Kafka) -> ClientConfig {
 /// once, by [`Condition`], and these are for who looks closer (`log.filter = "info,librdkafka=debug"`).
 pub fn log(level: RDKafkaLogLevel, facility: &str, line: &str) {
     tracing::debug!(target: "librdkafka", "{level:?} {facility}: {line}");
+}
+
+/// A client whose errors are told by what it is asked for: what it says between goes to the log of those who
+/// look closer.
+#[derive(Clone, Copy, Debug)]
+pub struct Quiet;
+
+impl ClientContext for Quiet {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
+        log(level, facility, line);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        tracing::debug!(target: "librdkafka", "{error}: {reason}");
+    }
+}
+
+/// What went wrong, in words, and without the value of a property: it may be a secret.
+#[must_use]
+pub fn told(error: &KafkaError) -> String {
+    match (error, error.rdkafka_error_code()) {
+        (_, Some(RDKafkaErrorCode::BrokerTransportFailure | RDKafkaErrorCode::OperationTimedOut)) => {
+            "no broker answers".to_owned()
+        }
+        (_, Some(code)) => code.to_string(),
+        (KafkaError::ClientConfig(_, _, name, _), None) => format!("the property {name} isn't taken"),
+        (other, None) => other.to_string(),
+    }
 }

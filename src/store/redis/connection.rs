@@ -1,26 +1,46 @@
-//! One connection: commands go out together, answers come back in order, each call within the deadline.
+//! What callers hold: one server, or the primaries of a cluster as they were when it was made.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::sync::Arc;
 
-use redis::{Cmd, FromRedisValue, Pipeline, Value};
+use arc_swap::ArcSwap;
+use redis::{Cmd, FromRedisValue, Value};
+use tokio::time::Instant;
 
 use super::{
-    Live, Shared,
-    reply::{reply, server_error_code},
+    Shared,
+    node::{Node, pipeline_of},
+    reply::reply,
+    slots::SlotMap,
 };
-use crate::{
-    clock::Timestamp,
-    error::{Part, StoreError},
-};
+use crate::error::{Part, StoreError};
 
-/// How often scripts are loaded in one call: somebody may throw them away faster than we load them.
-const RELOADS: usize = 8;
-
-/// One connection to Redis. It may break at any time; it never becomes another one.
+/// A way to all of the data. It may break at any time; it never becomes another one.
 #[derive(Clone)]
 pub struct Connection {
     pub(super) live: Arc<Live>,
     pub(super) shared: Arc<Shared>,
+}
+
+/// The servers behind a [`Connection`].
+pub(super) struct Live {
+    pub(super) epoch: u64,
+    pub(super) run_id: Arc<str>,
+    /// One; or those of a cluster, in the order of [`SlotMap::primaries`].
+    pub(super) nodes: Vec<Arc<Node>>,
+    /// Which of them has which slots; slots may go from one to another. `None` for a single server.
+    pub(super) slots: Option<ArcSwap<SlotMap>>,
+}
+
+impl Live {
+    /// Whether nothing can be had from it any more. Of a cluster, some of it may be away meanwhile.
+    pub(super) fn is_broken(&self) -> bool {
+        self.nodes.iter().all(|node| node.is_broken())
+    }
+
+    /// Whether nothing of it is away.
+    pub(super) fn is_whole(&self) -> bool {
+        self.nodes.iter().all(|node| !node.is_broken())
+    }
 }
 
 impl Connection {
@@ -30,85 +50,104 @@ impl Connection {
         self.live.epoch
     }
 
-    /// Which run of which Redis server is behind it.
+    /// Which run of which server is behind it; of a cluster, which runs of all of its primaries.
     #[must_use]
     pub fn run_id(&self) -> &str {
         &self.live.run_id
     }
 
+    /// How many servers work on what is sent, at the same time.
+    #[must_use]
+    pub fn nodes(&self) -> usize {
+        self.live.nodes.len()
+    }
+
+    /// Whether no node of a cluster is away.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.live.is_whole()
+    }
+
     /// Whether it is of no more use.
     #[must_use]
     pub fn is_broken(&self) -> bool {
-        self.live.broken.load(Ordering::Relaxed)
+        self.live.is_broken()
     }
 
     /// Sends commands together and returns a value for each, in order. A command that Redis
     /// refused has a [`Value::ServerError`] in its place (see [`reply`]) and doesn't touch the
     /// others. Scripts that Redis has lost are loaded and called again.
     ///
+    /// On one server they run in this order. In a cluster each node has its part of them, at the same
+    /// time; what a node didn't answer has an error in its place that [`is_unheard`] tells.
+    ///
+    /// [`is_unheard`]: super::is_unheard
+    ///
     /// # Errors
     /// No answer within the deadline, or the connection broke: what happened to the commands is
     /// unknown.
     pub async fn pipe(&self, commands: Vec<Cmd>) -> Result<Vec<Value>, StoreError> {
-        if commands.is_empty() {
-            return Ok(Vec::new());
+        let until = Instant::now() + self.shared.way.deadline;
+        self.exchange(commands, None, until).await.map(|(values, _)| values)
+    }
+
+    /// [`Connection::pipe`] in stages of which none begins before the one ahead is over: one pipeline on
+    /// one server, in a cluster one after the other. Each has its values.
+    ///
+    /// # Errors
+    /// As [`Connection::pipe`]; of all stages.
+    pub async fn pipe_in_stages<const N: usize>(
+        &self,
+        stages: [Vec<Cmd>; N],
+    ) -> Result<[Vec<Value>; N], StoreError> {
+        let until = Instant::now() + self.shared.way.deadline;
+        let mut answers = [const { Vec::new() }; N];
+        if self.live.slots.is_none() {
+            let lengths = stages.each_ref().map(Vec::len);
+            let commands = stages.into_iter().flatten().collect();
+            let mut values = self.exchange(commands, None, until).await?.0.into_iter();
+            for (answer, length) in answers.iter_mut().zip(lengths) {
+                answer.extend(values.by_ref().take(length));
+            }
+        } else {
+            for (answer, stage) in answers.iter_mut().zip(stages) {
+                *answer = self.exchange(stage, None, until).await?.0;
+            }
         }
-        self.exchange(commands, None).await
+        Ok(answers)
     }
 
-    /// [`Connection::pipe`] with `last` behind the commands, also behind those that had to be sent
-    /// again; its value is the last.
-    pub(super) async fn pipe_before(&self, commands: Vec<Cmd>, last: &Cmd) -> Result<Vec<Value>, StoreError> {
-        self.exchange(commands, Some(last)).await
+    /// [`Connection::pipe`] with `last` behind the commands, of each node that got any, and also behind
+    /// those that had to be sent again; beside the values those of `last`.
+    pub(super) async fn pipe_before(
+        &self,
+        commands: Vec<Cmd>,
+        last: &Cmd,
+    ) -> Result<(Vec<Value>, Vec<Value>), StoreError> {
+        self.exchange(commands, Some(last), Instant::now() + self.shared.way.deadline).await
     }
 
-    async fn exchange(&self, commands: Vec<Cmd>, last: Option<&Cmd>) -> Result<Vec<Value>, StoreError> {
+    async fn exchange(
+        &self,
+        commands: Vec<Cmd>,
+        last: Option<&Cmd>,
+        until: Instant,
+    ) -> Result<(Vec<Value>, Vec<Value>), StoreError> {
+        if commands.is_empty() {
+            return Ok((Vec::new(), Vec::new()));
+        }
         // Who still holds it would wait for the deadline, one after the other where they take turns.
         if self.is_broken() {
             return Err(StoreError::unavailable(Part::Redis, "the connection is broken"));
         }
-        let exchanged = self.exchange_untimed(commands, last);
-        let Ok(values) = tokio::time::timeout(self.shared.way.deadline, exchanged).await else {
-            return Err(self.give_up("no answer within redis.deadline"));
-        };
-        let values = values?;
-        // The socket of a server that was demoted or shut its doors stays open: leave it.
-        if values.iter().any(|value| matches!(server_error_code(value), Some("READONLY" | "NOAUTH"))) {
-            self.give_up("it no longer takes writes from this connection");
+        if let Some(slots) = &self.live.slots {
+            return Ok(self.exchange_by_slot(&slots.load_full(), commands, last, until).await);
         }
-        Ok(values)
-    }
-
-    async fn exchange_untimed(
-        &self,
-        commands: Vec<Cmd>,
-        last: Option<&Cmd>,
-    ) -> Result<Vec<Value>, StoreError> {
         let count = commands.len();
         let pipeline = pipeline_of(commands.into_iter().chain(last.cloned()));
-        let mut values = self.send(&pipeline).await?;
-        for _ in 0..RELOADS {
-            let is_lost = |index: &usize| server_error_code(&values[*index]) == Some("NOSCRIPT");
-            let lost: Vec<usize> = (0..count).filter(is_lost).collect();
-            if lost.is_empty() {
-                break;
-            }
-            // Loads and calls go together: scripts that are lost again and again meet a small gap.
-            let loads = self.loads();
-            let loading = loads.len();
-            let commands: Vec<&Cmd> = pipeline.cmd_iter().collect();
-            let again = lost.iter().map(|index| commands[*index]).chain(last).cloned();
-            let mut answers = self.send(&pipeline_of(loads.into_iter().chain(again))).await?;
-            let mut called = answers.split_off(loading).into_iter();
-            for load in answers {
-                reply::<String>(load)?;
-            }
-            let ends = lost.into_iter().chain(last.map(|_| count));
-            for (index, value) in ends.zip(&mut called) {
-                values[index] = value;
-            }
-        }
-        Ok(values)
+        let mut values = self.live.nodes[0].exchange(&pipeline, usize::from(last.is_some()), until).await?;
+        let lasts = values.split_off(count);
+        Ok((values, lasts))
     }
 
     /// [`Connection::pipe`] for a number of commands known beforehand.
@@ -128,63 +167,4 @@ impl Connection {
         let [value] = self.pipe_array([command]).await?;
         reply(value)
     }
-
-    async fn send(&self, pipeline: &Pipeline) -> Result<Vec<Value>, StoreError> {
-        let mut inner = self.live.inner.clone();
-        let count = pipeline.len();
-        let values = inner
-            .send_packed_commands(pipeline, 0, count)
-            .await
-            .map_err(|error| self.give_up(&error.to_string()))?;
-        if values.len() != count {
-            return Err(self.give_up("a pipeline answered too little"));
-        }
-        self.shared.note_answer();
-        Ok(values)
-    }
-
-    /// Makes every script known to the server.
-    pub(super) async fn load_scripts(&self) -> Result<(), StoreError> {
-        for value in self.pipe(self.loads()).await? {
-            reply::<String>(value)?;
-        }
-        Ok(())
-    }
-
-    fn loads(&self) -> Vec<Cmd> {
-        let scripts = self.shared.way.scripts.iter();
-        scripts
-            .map(|script| {
-                let mut load = redis::cmd("SCRIPT");
-                load.arg("LOAD").arg(script.source());
-                load
-            })
-            .collect()
-    }
-
-    pub(super) async fn observe_time(&self) -> Result<(), StoreError> {
-        let asked = self.shared.way.clock.monotonic();
-        let (secs, micros): (i64, i64) = self.query(redis::cmd("TIME")).await?;
-        let round_trip = self.shared.way.clock.monotonic().saturating_sub(asked);
-        let told = Timestamp::from_millis(secs.saturating_mul(1_000).saturating_add(micros / 1_000));
-        self.shared.way.clock.observe(told, round_trip);
-        Ok(())
-    }
-
-    /// Marks the connection as broken and wakes the keeper.
-    pub(super) fn give_up(&self, reason: &str) -> StoreError {
-        if !self.live.broken.swap(true, Ordering::Relaxed) {
-            tracing::debug!(redis.reason = reason, "dropping the connection to redis");
-            self.shared.broke.notify_one();
-        }
-        StoreError::unavailable(Part::Redis, reason)
-    }
-}
-
-fn pipeline_of(commands: impl Iterator<Item = Cmd>) -> Pipeline {
-    let mut pipeline = Pipeline::with_capacity(commands.size_hint().0);
-    for command in commands {
-        pipeline.add_command(command);
-    }
-    pipeline
 }

@@ -1,78 +1,120 @@
-//! Makes a connection, watches over it, and makes the next one.
+//! Makes a connection to the primary, watches over it, and makes the next one.
 
-use std::{
-    sync::{Arc, atomic::AtomicBool},
-    time::Duration,
+use std::{sync::Arc, time::Duration};
+
+use redis::Client;
+
+use super::{
+    Redis,
+    connection::{Connection, Live},
+    node::Node,
+    servers::{Sentinels, Servers},
 };
-
-use redis::Cmd;
-
-use super::{Connection, Live, Redis, info_field, reply};
-use crate::{
-    error::{Part, StoreError},
-    store::attempts::first_to_end,
-};
+use crate::error::{Part, StoreError};
 
 /// How often the keeper looks whether an idle connection still answers, and what time it is there.
-const PROBE_EVERY: Duration = Duration::from_secs(1);
+pub(super) const PROBE_EVERY: Duration = Duration::from_secs(1);
 
 /// How long the keeper waits after a failed attempt: well again at most a second after Redis is.
-const RETRY_FIRST: Duration = Duration::from_millis(50);
-const RETRY_LAST: Duration = Duration::from_millis(500);
+pub(super) const RETRY_FIRST: Duration = Duration::from_millis(50);
+pub(super) const RETRY_LAST: Duration = Duration::from_millis(500);
+
+/// What is told of attempts: when it begins that they fail, and when it ends.
+pub(super) struct Told {
+    quiet: bool,
+    failing: bool,
+    pub(super) wait: Duration,
+}
+
+impl Told {
+    pub(super) fn new(quiet: bool) -> Self {
+        Self { quiet, failing: false, wait: RETRY_FIRST }
+    }
+
+    pub(super) fn well(&mut self) {
+        if self.failing && !self.quiet {
+            tracing::info!("redis is back");
+        }
+        (self.wait, self.failing) = (RETRY_FIRST, false);
+    }
+
+    pub(super) fn failed(&mut self, error: &StoreError) {
+        if !self.failing && !self.quiet {
+            tracing::warn!(error = %error, "redis can't be used; trying on");
+        }
+        self.failing = true;
+    }
+
+    /// Waits before the next attempt, the longer the more of them have failed.
+    pub(super) async fn pause(&mut self) {
+        tokio::time::sleep(self.wait).await;
+        self.wait = (self.wait * 2).min(RETRY_LAST);
+    }
+}
 
 impl Redis {
     pub(super) async fn keep(self) {
-        let quiet = self.shared.beside;
-        let mut wait = RETRY_FIRST;
-        let mut told = false;
+        match self.shared.way.servers.clone() {
+            Servers::One(client) => self.keep_one(&client, None).await,
+            Servers::Sentinels(sentinels) => self.keep_named(&sentinels).await,
+            Servers::Cluster(seeds) => self.keep_cluster(&seeds).await,
+        }
+    }
+
+    /// Keeps a connection to the primary that sentinels name.
+    async fn keep_named(&self, sentinels: &Sentinels) {
+        let mut told = Told::new(self.shared.beside);
         loop {
-            match self.connect().await {
+            match sentinels.primary(&self.shared.way.connect).await {
+                Ok(client) => self.keep_one(&client, Some(sentinels)).await,
+                Err(error) => {
+                    told.failed(&error);
+                    self.shared.failure.store(Some(Arc::new(reason(&error))));
+                    told.pause().await;
+                }
+            }
+        }
+    }
+
+    /// Keeps a connection to one server: for ever, or until the sentinels have to be asked again.
+    async fn keep_one(&self, client: &Client, sentinels: Option<&Sentinels>) {
+        let mut told = Told::new(self.shared.beside);
+        loop {
+            match self.connect(client).await {
                 Ok(connection) => {
-                    if told && !quiet {
-                        tracing::info!("redis is back");
-                    }
-                    (wait, told) = (RETRY_FIRST, false);
-                    self.watch(&connection).await;
+                    told.well();
+                    self.watch(&connection, client, sentinels).await;
                 }
                 Err(error) => {
-                    if !told && !quiet {
-                        tracing::warn!(error = %error, "redis can't be used; trying on");
-                    }
-                    told = true;
+                    told.failed(&error);
                     self.shared.failure.store(Some(Arc::new(reason(&error))));
                 }
             }
             self.shared.current.store(None);
-            tokio::time::sleep(wait).await;
-            wait = (wait * 2).min(RETRY_LAST);
+            told.pause().await;
+            if sentinels.is_some() {
+                return;
+            }
         }
     }
 
     /// Makes a connection fit for use: to a primary, loaded, greeted.
-    async fn connect(&self) -> Result<Connection, StoreError> {
-        let shared = &self.shared;
-        let inner = first_to_end(|| {
-            shared.way.client.get_multiplexed_async_connection_with_config(&shared.way.connect)
-        })
-        .await
-        .map_err(|error| StoreError::unavailable(Part::Redis, error))?;
-        let mut connection = Connection {
-            live: Arc::new(Live { epoch: 0, run_id: "".into(), inner, broken: AtomicBool::new(false) }),
-            shared: shared.clone(),
-        };
-        let [server, role] = connection.pipe_array([info("server"), info("replication")]).await?;
-        let role: String = reply(role)?;
-        if info_field(&role, "role") == Some("slave") {
-            return Err(StoreError::unavailable(Part::Redis, "READONLY it is a replica and takes no writes"));
-        }
-        let server: String = reply(server)?;
-        let run_id = info_field(&server, "run_id").unwrap_or("unknown").into();
-        connection.load_scripts().await?;
-        self.probe(&connection).await?;
+    async fn connect(&self, client: &Client) -> Result<Connection, StoreError> {
+        let node = Arc::new(Node::connect(&self.shared, client, "").await?);
+        self.probe(&node).await?;
+        let live =
+            Live { epoch: self.next_epoch(), run_id: node.run_id.clone(), nodes: vec![node], slots: None };
+        self.greet_and_publish(live).await
+    }
 
-        let epoch = *shared.epoch.borrow() + 1;
-        let inner = connection.live.inner.clone();
-        connection.live = Arc::new(Live { epoch, run_id, inner, broken: AtomicBool::new(false) });
+    pub(super) fn next_epoch(&self) -> u64 {
+        *self.shared.epoch.borrow() + 1
+    }
+
+    /// Lets the greeters speak on a connection, and then everybody.
+    pub(super) async fn greet_and_publish(&self, live: Live) -> Result<Connection, StoreError> {
+        let shared = &self.shared;
+        let connection = Connection { live: Arc::new(live), shared: shared.clone() };
         let greeters = shared.greeters.lock().clone();
         for greeter in greeters {
             greeter.greet(&connection).await?;
@@ -80,39 +122,46 @@ impl Redis {
         shared.note_end_of_outage();
         shared.failure.store(None);
         shared.current.store(Some(connection.live.clone()));
-        shared.epoch.send_replace(epoch);
+        shared.epoch.send_replace(connection.live.epoch);
         Ok(connection)
     }
 
-    /// Returns when the connection can't be used any more.
-    async fn watch(&self, connection: &Connection) {
+    /// Returns when the connection can't be used any more, or sentinels name another primary.
+    async fn watch(&self, connection: &Connection, client: &Client, sentinels: Option<&Sentinels>) {
+        let node = &connection.live.nodes[0];
         while !connection.is_broken() {
             let broke = tokio::time::timeout(PROBE_EVERY, self.shared.broke.notified()).await.is_ok();
-            if !broke && self.probe(connection).await.is_err() {
-                connection.give_up("the probe failed");
+            if broke {
+                continue;
+            }
+            if self.probe(node).await.is_err() {
+                node.give_up("the probe failed");
+            }
+            // One that was cut off from the sentinels goes on as if nothing had happened.
+            if let Some(sentinels) = sentinels
+                && let Ok(named) = sentinels.primary_address(&self.shared.way.connect).await
+                && named != super::servers::address_of(client)
+            {
+                node.give_up("the sentinels name another primary");
             }
         }
     }
 
-    async fn probe(&self, connection: &Connection) -> Result<(), StoreError> {
+    async fn probe(&self, node: &Node) -> Result<(), StoreError> {
         if self.shared.beside {
             // The question may have stood behind a WAIT: the answer is no measure of the time.
-            return connection.query::<(i64, i64)>(redis::cmd("TIME")).await.map(drop);
+            return node.ask::<(i64, i64)>(redis::cmd("TIME")).await.map(drop);
         }
-        connection.observe_time().await
+        node.observe_time().await
     }
 }
 
-fn info(section: &str) -> Cmd {
-    let mut command = redis::cmd("INFO");
-    command.arg(section);
-    command
-}
-
 /// The error without what every error of this store begins with.
-fn reason(error: &StoreError) -> String {
+pub(super) fn reason(error: &StoreError) -> String {
     match error {
-        StoreError::Unavailable { reason, .. } | StoreError::Unexpected { reason, .. } => reason.to_string(),
-        StoreError::Full { .. } => error.to_string(),
+        StoreError::Unavailable { part: Part::Redis, reason } | StoreError::Unexpected { reason, .. } => {
+            reason.to_string()
+        }
+        other => other.to_string(),
     }
 }

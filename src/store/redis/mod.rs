@@ -1,14 +1,24 @@
 //! The one connection to Redis: multiplexed, kept alive by a task of its own, every call with a deadline.
+//! To a cluster it is one to each primary.
 //!
 //! redis-rs pipelines what is sent on a multiplexed connection at the same time, so a pool in front
 //! of it only costs. A connection that broke or didn't answer in time is dropped and made anew;
 //! calls fail at once meanwhile. Each connection has an epoch: what was learnt on one (what is
 //! registered, what is in the data) may be untrue on the next.
+//!
+//! redis-rs has clients for clusters and sentinels of its own, which hide what is needed here: which run of
+//! which server answered, that a connection is another one by now, that `WAIT` goes the way of the writes
+//! before it, and what of a pipeline was not answered.
 
+mod cluster;
+mod cluster_keeper;
 mod connection;
 mod keeper;
+mod node;
 mod replicas;
 mod reply;
+mod servers;
+mod slots;
 #[cfg(test)]
 mod tests;
 mod turns;
@@ -16,7 +26,7 @@ mod turns;
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -24,15 +34,18 @@ use std::{
 use arc_swap::ArcSwapOption;
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use redis::{AsyncConnectionConfig, aio::MultiplexedConnection};
+use redis::AsyncConnectionConfig;
 use tokio::sync::{Notify, watch};
 
+pub(crate) use self::slots::slot_of;
 pub use self::{
     connection::Connection,
     replicas::{Replicas, Sent, Unvouched, WaitFor},
-    reply::{refusal, reply},
+    reply::{is_unheard, refusal, reply},
+    servers::primaries,
     turns::Turn,
 };
+use self::{connection::Live, servers::Servers};
 use super::{keys::Keys, script::LuaScript, time::StoreClock};
 use crate::{
     clock::millis,
@@ -70,19 +83,12 @@ struct Shared {
 /// What every connection of a way has in common.
 #[derive(Clone)]
 struct Way {
-    client: redis::Client,
+    servers: Servers,
     connect: AsyncConnectionConfig,
     deadline: Duration,
     keys: Keys,
     clock: Arc<StoreClock>,
     scripts: Vec<&'static LuaScript>,
-}
-
-struct Live {
-    epoch: u64,
-    run_id: Arc<str>,
-    inner: MultiplexedConnection,
-    broken: AtomicBool,
 }
 
 /// Who has something to say to Redis first thing on every connection.
@@ -96,24 +102,21 @@ impl Redis {
     /// Prepares the way; nothing is sent before [`Redis::start`].
     ///
     /// # Errors
-    /// `url` is no Redis address.
+    /// A URL is no Redis address.
     pub fn new(
         settings: &config::Redis,
+        keys: Keys,
         clock: Arc<StoreClock>,
         scripts: Vec<&'static LuaScript>,
     ) -> Result<Self, StoreError> {
         crate::tls::choose_provider();
-        let client = redis::Client::open(settings.url.expose())
-            // The error's own text may repeat the URL, and the URL may hold a password.
-            .map_err(|error| {
-                StoreError::unexpected(Part::Redis, format!("redis.url: {}", error.category()))
-            })?;
+        let servers = Servers::new(settings)?;
         let connect = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(settings.connect_timeout))
             // Every call has its own deadline around it, which counts the wait to be sent as well.
             .set_response_timeout(None);
-        let (keys, deadline) = (Keys::new(&settings.prefix), settings.deadline);
-        Ok(Self::of(Way { client, connect, deadline, keys, clock, scripts }, false))
+        let deadline = settings.deadline;
+        Ok(Self::of(Way { servers, connect, deadline, keys, clock, scripts }, false))
     }
 
     fn of(way: Way, beside: bool) -> Self {
@@ -164,9 +167,7 @@ impl Redis {
     /// There is none just now; the keeper is making one.
     pub fn connection(&self) -> Result<Connection, StoreError> {
         match self.shared.current.load_full() {
-            Some(live) if !live.broken.load(Ordering::Relaxed) => {
-                Ok(Connection { live, shared: self.shared.clone() })
-            }
+            Some(live) if !live.is_broken() => Ok(Connection { live, shared: self.shared.clone() }),
             _ => Err(self.shared.no_connection()),
         }
     }
@@ -177,9 +178,15 @@ impl Redis {
     /// There is none just now.
     pub fn check_connected(&self) -> Result<(), StoreError> {
         match &*self.shared.current.load() {
-            Some(live) if !live.broken.load(Ordering::Relaxed) => Ok(()),
+            Some(live) if !live.is_broken() => Ok(()),
             _ => Err(self.shared.no_connection()),
         }
+    }
+
+    /// Whether keys of different slots are on different servers: then all keys of a call must be of one.
+    #[must_use]
+    pub fn is_cluster(&self) -> bool {
+        self.shared.way.servers.is_cluster()
     }
 
     /// The keys of this deployment.
@@ -224,6 +231,13 @@ impl Shared {
         match self.failure.load().as_deref() {
             Some(reason) => StoreError::unavailable(Part::Redis, format!("no connection: {reason}")),
             None => StoreError::unavailable(Part::Redis, "no connection"),
+        }
+    }
+
+    /// An answer of one node of several says nothing of the others: whoever keeps those says it.
+    fn note_answer_of_one(&self) {
+        if !self.way.servers.is_cluster() {
+            self.note_answer();
         }
     }
 

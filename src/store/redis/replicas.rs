@@ -91,9 +91,9 @@ impl Replicas {
     }
 
     /// Sends commands together, waits until enough replicas have what they wrote, and returns a value
-    /// for each, as [`Connection::pipe`](super::Connection::pipe) does. The last of them has to write
-    /// something, or nothing is vouched for: `WAIT` looks at what this connection wrote, and no further
-    /// than that.
+    /// for each, as [`Connection::pipe`](super::Connection::pipe) does. The last of them, of those of each
+    /// node of a cluster, has to write something, or nothing is vouched for: `WAIT` looks at what this
+    /// connection wrote, and no further than that.
     ///
     /// # Errors
     /// Too few replicas have it in time, or what happened is unknown. Redis itself may have done it all.
@@ -128,20 +128,19 @@ impl Replicas {
         let mut wait = redis::cmd("WAIT");
         wait.arg(self.wanted).arg(millis(self.patience()));
         let unheard = |error| Unvouched { error, sent: Sent::Unheard };
-        let mut values = connection.pipe_before(commands, &wait).await.map_err(unheard)?;
-        let waited = values.pop().unwrap_or(Value::Nil);
-        let reached: u32 = match reply(waited) {
-            Ok(reached) => reached,
-            // Whatever it is (demoted while it waited, WAIT forbidden), nothing is vouched for.
-            Err(error) => {
-                let error = StoreError::unavailable(Part::Redis, format!("WAIT failed: {error}"));
-                return Err(Unvouched { error, sent: Sent::Answered(values) });
-            }
-        };
-        if reached < self.wanted {
-            let wanted = self.wanted;
-            let reason = format!("{reached} of redis.wait_replicas = {wanted} replicas have it in time");
-            let error = StoreError::unavailable(Part::Redis, reason);
+        let (values, waited) = connection.pipe_before(commands, &wait).await.map_err(unheard)?;
+        for waited in waited {
+            let error = match reply::<u32>(waited) {
+                Ok(reached) if reached >= self.wanted => continue,
+                Ok(reached) => {
+                    let wanted = self.wanted;
+                    let reason =
+                        format!("{reached} of redis.wait_replicas = {wanted} replicas have it in time");
+                    StoreError::unavailable(Part::Redis, reason)
+                }
+                // Whatever it is (demoted while it waited, WAIT forbidden), nothing is vouched for.
+                Err(error) => StoreError::unavailable(Part::Redis, format!("WAIT failed: {error}")),
+            };
             return Err(Unvouched { error, sent: Sent::Answered(values) });
         }
         Ok(values)

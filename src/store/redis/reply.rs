@@ -4,6 +4,31 @@ use redis::{FromRedisValue, Value};
 
 use crate::error::{Part, StoreError};
 
+/// In place of what a node of a cluster didn't answer. Redis has no such codes.
+const UNHEARD: &str = "UNHEARD";
+const AWAY: &str = "AWAY";
+
+/// In place of the answer to a command that was sent, and may have been carried out.
+pub(super) fn unheard(error: &StoreError) -> Value {
+    refused(UNHEARD, &error.to_string())
+}
+
+/// In place of the answer to a command that was not sent.
+pub(super) fn away(node: &str) -> Value {
+    refused(AWAY, &format!("the node that has its keys is away: {node}"))
+}
+
+fn refused(code: &str, reason: &str) -> Value {
+    let line = format!("-{code} {}\r\n", reason.replace(['\r', '\n'], " "));
+    redis::parse_redis_value(line.as_bytes()).unwrap_or(Value::Nil)
+}
+
+/// Whether this stands in place of an answer that was not heard: the command may have been carried out.
+#[must_use]
+pub fn is_unheard(value: &Value) -> bool {
+    server_error_code(value) == Some(UNHEARD)
+}
+
 /// Reads one value of a pipeline's answer.
 ///
 /// # Errors
@@ -44,6 +69,8 @@ fn is_passing(code: &str) -> bool {
             | "TRYAGAIN"
             | "MOVED"
             | "ASK"
+            | UNHEARD
+            | AWAY
     )
 }
 

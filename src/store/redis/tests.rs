@@ -10,7 +10,7 @@ use crate::{
     config::{SecretUrl, load::load},
     error::StoreError,
     lifecycle::Lifecycle,
-    store::{probe::PROBE, time::StoreClock},
+    store::{keys::Keys, probe::PROBE, time::StoreClock},
 };
 
 async fn connected(server: &OwnRedis, deadline: Duration) -> (Redis, Lifecycle) {
@@ -19,7 +19,7 @@ async fn connected(server: &OwnRedis, deadline: Duration) -> (Redis, Lifecycle) 
     settings.deadline = deadline;
     let clock = Arc::new(StoreClock::new(SystemClock::start(), Duration::from_secs(60)));
     let lifecycle = Lifecycle::new(Duration::ZERO, Duration::from_secs(20));
-    let redis = Redis::new(&settings, clock, vec![&PROBE]).unwrap();
+    let redis = Redis::new(&settings, Keys::new("", false), clock, vec![&PROBE]).unwrap();
     redis.start(&lifecycle);
     eventually("redis is connected", async || redis.connection().is_ok()).await;
     (redis, lifecycle)
@@ -83,8 +83,10 @@ async fn what_is_sent_behind_a_call_stays_behind_it_when_the_script_was_lost() {
     connection.query::<()>(flush()).await.unwrap();
     let mut get = redis::cmd("GET");
     get.arg("probe");
-    let values = connection.pipe_before(vec![PROBE.call(&["probe"], &["here", "60"])], &get).await.unwrap();
-    let read: Vec<String> = values.into_iter().map(|value| super::reply(value).unwrap()).collect();
+    let probes = vec![PROBE.call(&["probe"], &["here", "60"])];
+    let (values, behind) = connection.pipe_before(probes, &get).await.unwrap();
+    let read: Vec<String> =
+        values.into_iter().chain(behind).map(|value| super::reply(value).unwrap()).collect();
     assert_eq!(read, ["here", "here"]);
 }
 
@@ -159,7 +161,7 @@ async fn a_user_who_may_not_ask_for_role_or_time_is_told_what_is_missing() {
         settings.url = SecretUrl::new(server.url(&format!("?user={command}&pass=secret")));
         let clock = Arc::new(StoreClock::new(SystemClock::start(), Duration::from_secs(60)));
         let lifecycle = Lifecycle::new(Duration::ZERO, Duration::from_secs(20));
-        let redis = Redis::new(&settings, clock, vec![&PROBE]).unwrap();
+        let redis = Redis::new(&settings, Keys::new("", false), clock, vec![&PROBE]).unwrap();
         redis.start(&lifecycle);
         eventually("it is said", async || {
             let error = redis.connection().err().map(|error| error.to_string()).unwrap_or_default();

@@ -1,6 +1,7 @@
 //! Plays through a real Kafka: what is acknowledged is in the log, once, whatever brokers do.
 
 mod brokers;
+mod doctor;
 mod producer;
 mod service;
 

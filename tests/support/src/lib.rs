@@ -5,6 +5,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
+mod own_cluster;
 mod own_kafka;
 mod own_postgres;
 mod own_redis;
@@ -13,6 +14,7 @@ mod proxy;
 use std::time::Duration;
 
 pub use self::{
+    own_cluster::OwnCluster,
     own_kafka::OwnKafka,
     own_postgres::OwnPostgres,
     own_redis::OwnRedis,

@@ -14,7 +14,7 @@ use crate::{
     ids::{PlayId, UserId, VideoId, ViewerId},
     lifecycle::Lifecycle,
     plays::{Play, PlayCount, Plays, Recorded, flush::Flushed},
-    store::{postgres::Postgres, redis::Connection, redis::Redis, time::StoreClock},
+    store::{keys::Keys, postgres::Postgres, redis::Connection, redis::Redis, time::StoreClock},
 };
 
 /// A Redis and a Postgres, and one instance of the service on them.
@@ -185,7 +185,9 @@ impl World {
 
 async fn redis_of(config: &Config, clock: &Arc<dyn Clock>, lifecycle: &Lifecycle) -> Redis {
     let store_clock = Arc::new(StoreClock::new(clock.clone(), Duration::from_secs(60)));
-    let redis = Redis::new(&config.redis, store_clock, SCRIPTS.to_vec()).unwrap();
+    let redis =
+        Redis::new(&config.redis, Keys::new(&config.redis.prefix, false), store_clock, SCRIPTS.to_vec())
+            .unwrap();
     redis.start(lifecycle);
     eventually("redis is connected", async || redis.connection().is_ok()).await;
     redis

@@ -54,6 +54,8 @@ struct Shared {
     /// What the settings say, as it stands in the map.
     wanted: String,
     window: Duration,
+    /// Of a shard, from its last beat.
+    life: Duration,
     copy: ArcSwapOption<Copied>,
     /// When to say again what is wanted, where something else is in force.
     insist_at: Mutex<Duration>,
@@ -115,7 +117,7 @@ impl Look {
 }
 
 impl ShardMap {
-    pub(crate) fn new(redis: Redis, settings: &config::Presence) -> Self {
+    pub(crate) fn new(redis: Redis, settings: &config::Presence, life: Duration) -> Self {
         let wanted = match settings.shards {
             config::Shards::Auto => AUTO.to_owned(),
             config::Shards::Fixed(shards) => shards.to_string(),
@@ -124,6 +126,7 @@ impl ShardMap {
             redis,
             wanted,
             window: settings.window,
+            life,
             copy: ArcSwapOption::empty(),
             insist_at: Mutex::new(Duration::ZERO),
         };
@@ -318,6 +321,7 @@ impl ShardMap {
     }
 
     async fn keep_recent(&self, connection: &Connection) -> Result<(), StoreError> {
+        self.agree_on_keys(connection).await?;
         let copy = self.renewed(connection).await?;
         self.insist(connection, copy.entries.every()).await
     }
@@ -331,6 +335,7 @@ impl ShardMap {
 #[async_trait]
 impl Greeter for ShardMap {
     async fn greet(&self, connection: &Connection) -> Result<(), StoreError> {
+        self.agree_on_keys(connection).await?;
         let copy = self.read(connection).await?;
         self.insist(connection, copy.entries.every()).await
     }

@@ -7,7 +7,7 @@ use redis::Value;
 
 use super::ShardMap;
 use crate::{
-    error::StoreError,
+    error::{Part, StoreError},
     ids::Partition,
     presence::shards::{AUTO, BEFORE_THE_MAP, EVERY_VIDEO, Entry},
     store::redis::{Connection, reply},
@@ -18,6 +18,27 @@ use crate::{
 const INSIST_AFTER: Duration = Duration::from_secs(3_600);
 
 impl ShardMap {
+    /// Makes sure that all instances look for a video's shards at the same keys.
+    pub(super) async fn agree_on_keys(&self, connection: &Connection) -> Result<(), StoreError> {
+        let keys = self.shared.redis.keys();
+        let (key, life, mine) = (keys.shards_pinned(), self.shared.life.as_secs(), keys.pinned().to_string());
+        let mut set = redis::cmd("SET");
+        set.arg(&key).arg(&mine).arg("NX").arg("GET").arg("EX").arg(life);
+        let stored: Option<String> = connection.query(set).await?;
+        if stored.is_some_and(|stored| stored != mine) {
+            let reason = format!(
+                "presence.pin_video_to_slot is {mine} here and not in other instances, which would not find each \
+                 other's viewers: set it alike; to change it, stop all of them and delete the key {key}, or \
+                 wait for {life} s"
+            );
+            return Err(StoreError::unavailable(Part::Redis, reason));
+        }
+        // As long as the shards are.
+        let mut expire = redis::cmd("EXPIRE");
+        expire.arg(&key).arg(life);
+        connection.query::<i64>(expire).await.map(drop)
+    }
+
     /// Has the map say what the settings say: at start, where it says nothing, and seldom otherwise.
     pub(super) async fn insist(
         &self,

@@ -64,11 +64,10 @@ impl Reader {
             command.arg(key);
             command
         }));
-        // Last: the length of one shard is the count only if it still was the only one then.
-        commands.push(self.map.version());
+        // The version last: the length of one shard is the count only if it still was the only one then.
         let asked = self.redis.clock().monotonic();
-        let mut values = connection.pipe(commands).await?;
-        let version: Option<String> = values.pop().map(reply).transpose()?.flatten();
+        let [values, version] = connection.pipe_in_stages([commands, vec![self.map.version()]]).await?;
+        let version: Option<String> = version.into_iter().next().map(reply).transpose()?.flatten();
         let look = if map.is_of(version.as_deref()) {
             map.seen(asked);
             None
@@ -85,13 +84,21 @@ impl Reader {
         let mut values = values.into_iter();
         let mut trusts = BTreeMap::new();
         for (partition, value) in partitions.into_iter().zip(values.by_ref()) {
-            let (swept, since): (_, Option<String>) = reply(value)?;
-            trusts.insert(partition, self.trust(partition, swept, since.as_deref(), now));
+            let trust = reply::<(_, Option<String>)>(value)
+                .map(|(swept, since)| self.trust(partition, swept, since.as_deref(), now));
+            trusts.insert(partition, trust);
         }
         let mut loaded = Vec::with_capacity(videos.len());
         let mut live = Vec::new();
         for ((index, video), value) in videos.iter().enumerate().zip(values) {
-            let trust = trusts[&video.partition()];
+            let trust = match &trusts[&video.partition()] {
+                Ok(trust) => *trust,
+                Err(error) => {
+                    tracing::debug!(video.id = %video, error = %error, "a partition's stamps were refused");
+                    loaded.push(Loaded::Gone);
+                    continue;
+                }
+            };
             let counted = if singles[index] {
                 let is_whole = places[index].are_single(minding);
                 reply::<u64>(value).map(|viewers| is_whole.then_some((viewers, now)))

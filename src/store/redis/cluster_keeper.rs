@@ -1,0 +1,149 @@
+//! Keeps a connection to every primary of a cluster, and knows which slots each has.
+//!
+//! While the primaries stay the same, the connection does too, and only its map of slots changes. Where
+//! one comes or goes, or had to be connected to anew, there is a new connection: what was learnt on the
+//! one before may be untrue. Until all slots have a primary that answers, the one before stays in use,
+//! for the slots that have.
+
+use std::{sync::Arc, time::Duration};
+
+use arc_swap::ArcSwap;
+use futures::future::{join_all, try_join_all};
+use redis::{Client, Value};
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::{
+    Redis,
+    connection::Live,
+    keeper::{PROBE_EVERY, Told, reason},
+    node::Node,
+    servers::{ask_seed, at},
+    slots::{SlotMap, slot_of},
+};
+use crate::error::{Part, StoreError};
+
+/// Looks that commands ask for, since their slots have moved, are at least so far apart.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// How many nodes are asked for the map. One that was cut off from the others may have an old one.
+const ASKED: usize = 3;
+
+impl Redis {
+    pub(super) async fn keep_cluster(&self, seeds: &[Client]) {
+        let mut told = Told::new(self.shared.beside);
+        let mut members = Vec::new();
+        loop {
+            match self.look_around(seeds, &mut members).await {
+                Ok(()) => {
+                    told.well();
+                    tokio::time::sleep(LOOK_AGAIN).await;
+                    let _ =
+                        tokio::time::timeout(PROBE_EVERY - LOOK_AGAIN, self.shared.broke.notified()).await;
+                }
+                Err(error) => {
+                    told.failed(&error);
+                    self.shared.failure.store(Some(Arc::new(reason(&error))));
+                    if self.shared.current.load().as_ref().is_some_and(|live| live.is_broken()) {
+                        self.shared.current.store(None);
+                    }
+                    told.pause().await;
+                }
+            }
+        }
+    }
+
+    /// Looks who has which slots, connects to who is new, and makes a new connection where it must.
+    async fn look_around(&self, seeds: &[Client], members: &mut Vec<Arc<Node>>) -> Result<(), StoreError> {
+        members.retain(|node| !node.is_broken());
+        let map = self.slot_map(seeds, members).await?;
+        let seed = seeds.first().ok_or_else(|| StoreError::unexpected(Part::Redis, "redis.urls is empty"))?;
+        let connecting = map.primaries.iter().map(async |address| {
+            match members.iter().find(|node| *node.address == **address) {
+                Some(node) => Ok(node.clone()),
+                None => Node::connect(&self.shared, &at(seed, address)?, address)
+                    .await
+                    .map(Arc::new)
+                    .map_err(|error| {
+                        StoreError::unavailable(Part::Redis, format!("{address}: {}", reason(&error)))
+                    }),
+            }
+        });
+        // Those that can be connected to are kept, whatever becomes of the others.
+        let connected = join_all(connecting).await;
+        members.extend(connected.iter().flatten().cloned());
+        members.sort_by(|one, other| one.address.cmp(&other.address));
+        members.dedup_by(|one, other| Arc::ptr_eq(one, other));
+        let nodes = connected.into_iter().collect::<Result<Vec<_>, _>>()?;
+        members.retain(|member| nodes.iter().any(|node| Arc::ptr_eq(node, member)));
+        self.probe_all(&nodes, &map).await?;
+        if map.uncovered() > 0 {
+            let uncovered = map.uncovered();
+            let reason = format!("{uncovered} of the cluster's slots have no primary");
+            return Err(StoreError::unavailable(Part::Redis, reason));
+        }
+        let current = self.shared.current.load_full();
+        let same = |live: &Live| {
+            live.nodes.len() == nodes.len()
+                && live.nodes.iter().zip(&nodes).all(|(one, other)| Arc::ptr_eq(one, other))
+        };
+        if let Some(slots) = current.as_ref().filter(|live| same(live)).and_then(|live| live.slots.as_ref()) {
+            if **slots.load() != map {
+                slots.store(Arc::new(map));
+            }
+        } else {
+            let run_id = run_of(&nodes).into();
+            let slots = Some(ArcSwap::from_pointee(map));
+            self.greet_and_publish(Live { epoch: self.next_epoch(), run_id, nodes, slots }).await?;
+        }
+        self.shared.note_answer();
+        Ok(())
+    }
+
+    /// The map that most of those who are asked agree on.
+    async fn slot_map(&self, seeds: &[Client], members: &[Arc<Node>]) -> Result<SlotMap, StoreError> {
+        let first = rand::random_range(0..members.len().max(1));
+        let asked = members.iter().cycle().skip(first).take(members.len().min(ASKED));
+        let told = join_all(asked.map(async |node| {
+            let mut slots = redis::cmd("CLUSTER");
+            slots.arg("SLOTS");
+            SlotMap::read(node.ask::<Value>(slots).await?, &node.address)
+        }))
+        .await;
+        let maps: Vec<SlotMap> = told.into_iter().flatten().collect();
+        let votes = |map: &&SlotMap| maps.iter().filter(|other| other == map).count();
+        if let Some(map) = maps.iter().max_by_key(votes) {
+            return Ok(map.clone());
+        }
+        let mut failure = None;
+        for seed in seeds {
+            match ask_seed(seed, &self.shared.way.connect, self.shared.way.deadline).await {
+                Ok(map) => return Ok(map),
+                Err(error) => failure = Some(error),
+            }
+        }
+        Err(failure.unwrap_or_else(|| StoreError::unexpected(Part::Redis, "redis.urls is empty")))
+    }
+
+    /// Looks whether each still answers. The store's time is that of the node that has the map of shards:
+    /// the same one for all instances.
+    async fn probe_all(&self, nodes: &[Arc<Node>], map: &SlotMap) -> Result<(), StoreError> {
+        let timekeeper = map.owner(slot_of(self.keys().shards_version().as_bytes()));
+        let probes = nodes.iter().enumerate().map(async |(place, node)| {
+            let probed = if Some(place) == timekeeper && !self.shared.beside {
+                node.observe_time().await
+            } else {
+                node.ask::<(i64, i64)>(redis::cmd("TIME")).await.map(drop)
+            };
+            probed.inspect_err(|_| drop(node.give_up("the probe failed")))
+        });
+        try_join_all(probes).await.map(drop)
+    }
+}
+
+/// Which runs these are, in one word: a viewer's data may be on any of them, so what one of them has
+/// forgotten concerns every partition.
+fn run_of(nodes: &[Arc<Node>]) -> String {
+    let mut runs: Vec<&str> = nodes.iter().map(|node| &*node.run_id).collect();
+    runs.sort_unstable();
+    format!("cluster-{:032x}", xxh3_128(runs.concat().as_bytes()))
+}
