@@ -1,8 +1,11 @@
 //! Plays through a real Kafka: what is acknowledged is in the log, once, whatever brokers do.
 
 mod brokers;
+pub mod counting;
 mod doctor;
+mod following;
 mod producer;
+mod rebuild;
 mod service;
 
 use std::{

@@ -6,7 +6,6 @@ use rdkafka::{admin::AdminClient, config::FromClientConfigAndContext as _, error
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    super::{producer::told, topics::Quiet},
     Again, Counting,
     group::{BROKERS_WAIT, Follow, blocking},
 };
@@ -14,7 +13,10 @@ use crate::{
     config::Config,
     error::{Part, StoreError},
     plays::postgres::Ledger,
-    store::{kafka, time::StoreClock},
+    store::{
+        kafka::{self, Quiet, told},
+        time::StoreClock,
+    },
 };
 
 /// What a rebuild came to.

@@ -9,12 +9,12 @@ use rdkafka::{
 };
 use tokio::sync::OnceCell;
 
-use super::super::{producer::told, record::Unreadable, topics::Quiet};
+use super::super::record::Unreadable;
 use crate::{
     config::kafka::Kafka,
     error::{Part, StoreError},
     plays::postgres::positions::Place,
-    store::kafka,
+    store::kafka::{self, Quiet, told},
 };
 
 /// How long the brokers have for one.

@@ -42,10 +42,10 @@ use super::{
 use crate::{
     error::{Part, StoreError},
     plays::{
-        in_kafka::{producer::told, record},
+        in_kafka::record,
         postgres::positions::{Place, Position},
     },
-    store::kafka::{self, ClientConfig},
+    store::kafka::{self, ClientConfig, told},
 };
 
 /// Records that wait for a lane while it counts: beyond, its part is paused.
