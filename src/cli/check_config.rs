@@ -3,9 +3,13 @@
 use std::{path::Path, process::ExitCode};
 
 use super::{print, settings};
+use crate::{config::BackendKind, store::redis::address::Certificates};
 
 pub(super) fn run(file: Option<&Path>) -> anyhow::Result<ExitCode> {
     let loaded = settings(file)?;
+    if loaded.config.backend == BackendKind::Redis {
+        Certificates::read(&loaded.config.redis)?;
+    }
     for given in &loaded.given {
         print(given)?;
     }

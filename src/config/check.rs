@@ -1,10 +1,11 @@
 //! Settings that are fine alone and wrong together, and those that are allowed and likely a mistake.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, path::Path, time::Duration};
 
 use humantime::format_duration;
 
-use super::{Ack, BackendKind, Config, SecretUrl, Topology, invalid::Problem};
+use super::{Ack, Config, SecretUrl, Topology, invalid::Problem};
+use crate::config;
 
 /// Hidden browser tabs beat about once a minute, whatever they are told.
 const SLOWEST_BEAT: Duration = Duration::from_secs(60);
@@ -115,7 +116,7 @@ pub(super) fn check(config: &Config) -> Check {
         );
     }
     if config.kafka.is_used() {
-        check_kafka(config, &mut wrong);
+        super::kafka::check(config, &mut wrong);
     }
     if collide(server.listen, config.ops.listen) {
         wrong(
@@ -125,6 +126,8 @@ pub(super) fn check(config: &Config) -> Check {
             format!("another address than server.listen, here {}", server.listen),
         );
     }
+
+    problems.extend(certificates(&config.redis));
 
     let mut warnings = Vec::new();
     if presence.window < SLOWEST_BEAT * 3 {
@@ -137,50 +140,24 @@ pub(super) fn check(config: &Config) -> Check {
     Check { problems, warnings }
 }
 
-/// Looks at what Kafka asks of the others.
-fn check_kafka(config: &Config, wrong: &mut impl FnMut(&str, String, &[&'static str], String)) {
-    let kafka = &config.kafka;
-    let brokers = format!("{:?}", kafka.brokers);
-    if !cfg!(feature = "kafka") {
-        let must = "\"\" in this build, which has no Kafka in it; the Docker image has, and what \
-                    `cargo build --release --features kafka` builds";
-        wrong("kafka.brokers", brokers, &[], must.to_owned());
-        return;
+/// Files that only mean something together, or by TLS.
+fn certificates(redis: &config::Redis) -> Option<Problem> {
+    let is_given = |path: &Path| !path.as_os_str().is_empty();
+    let files = [
+        ("redis.ca_file", &redis.ca_file),
+        ("redis.client_cert_file", &redis.client_cert_file),
+        ("redis.client_key_file", &redis.client_key_file),
+    ];
+    if let Some((setting, path)) = files.into_iter().find(|(_, path)| is_given(path) && !redis.is_tls()) {
+        let must = "\"\" where no address is rediss://: nothing would be encrypted";
+        return Some(Problem::together(setting, &path.display().to_string(), vec!["redis.url"], must));
     }
-    if config.backend != BackendKind::Redis {
-        let must = "\"\" with backend = \"embedded\": what Kafka hands on is counted in Postgres";
-        wrong("kafka.brokers", brokers, &["backend"], must.to_owned());
-    }
-    if kafka.dead_letter_topic == kafka.topic {
-        let must = "another topic than kafka.topic: what can't be read would be read again";
-        wrong(
-            "kafka.dead_letter_topic",
-            format!("{:?}", kafka.dead_letter_topic),
-            &["kafka.topic"],
-            must.to_owned(),
-        );
-    }
-    if config.server.request_timeout <= kafka.deadline {
-        let (timeout, deadline) = (config.server.request_timeout, kafka.deadline);
-        wrong(
-            "server.request_timeout",
-            format_duration(timeout).to_string(),
-            &["kafka.deadline"],
-            format!("longer than kafka.deadline, here {}", format_duration(deadline)),
-        );
-    }
-    if config.plays.ack == Ack::Received {
-        let must = "\"stored\" with Kafka: a play is answered when the log has it";
-        wrong("plays.ack", "\"received\"".to_owned(), &["kafka.brokers"], must.to_owned());
-    }
-    if config.plays.wait {
-        let must = "false with Kafka: plays wait for Kafka's brokers, not for Redis's replicas";
-        wrong("plays.wait", true.to_string(), &["kafka.brokers"], must.to_owned());
-    }
-    if let Some((name, must)) = super::kafka::refused(&kafka.properties) {
-        let setting = format!("{}{name}", super::kafka::PROPERTIES);
-        wrong(&setting, "set".to_owned(), &[], must.to_owned());
-    }
+    let is_whole = is_given(&redis.client_cert_file) == is_given(&redis.client_key_file);
+    (!is_whole).then(|| {
+        let key = format!("\"{}\"", redis.client_key_file.display());
+        let must = "given together with redis.client_cert_file, or not at all";
+        Problem::together("redis.client_key_file", &key, vec!["redis.client_cert_file"], must)
+    })
 }
 
 /// Whether one of the two listeners would find its address taken by the other.

@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
+use humantime::format_duration;
 use serde::Deserialize;
+
+use super::{Ack, BackendKind, Config};
 
 /// What the full name of every property begins with.
 pub(super) const PROPERTIES: &str = "kafka.properties.";
@@ -133,7 +136,7 @@ pub(super) fn is_topic(text: &str) -> bool {
 
 /// The name of the first property that librdkafka doesn't take, and why. Its own words may hold the value.
 #[cfg(feature = "kafka")]
-pub(super) fn refused(properties: &Properties) -> Option<(String, &'static str)> {
+fn refused(properties: &Properties) -> Option<(String, &'static str)> {
     use rdkafka::{config::ClientConfig, error::KafkaError, types::RDKafkaConfRes};
 
     for (name, value) in properties.expose() {
@@ -154,8 +157,54 @@ pub(super) fn refused(properties: &Properties) -> Option<(String, &'static str)>
 
 /// Nobody is there who could refuse one.
 #[cfg(not(feature = "kafka"))]
-pub(super) fn refused(_properties: &Properties) -> Option<(String, &'static str)> {
+fn refused(_properties: &Properties) -> Option<(String, &'static str)> {
     None
+}
+
+/// Looks at what Kafka asks of the others.
+pub(super) fn check(config: &Config, wrong: &mut impl FnMut(&str, String, &[&'static str], String)) {
+    let kafka = &config.kafka;
+    let brokers = format!("{:?}", kafka.brokers);
+    if !cfg!(feature = "kafka") {
+        let must = "\"\" in this build, which has no Kafka in it; the Docker image has, and what \
+                    `cargo build --release --features kafka` builds";
+        wrong("kafka.brokers", brokers, &[], must.to_owned());
+        return;
+    }
+    if config.backend != BackendKind::Redis {
+        let must = "\"\" with backend = \"embedded\": what Kafka hands on is counted in Postgres";
+        wrong("kafka.brokers", brokers, &["backend"], must.to_owned());
+    }
+    if kafka.dead_letter_topic == kafka.topic {
+        let must = "another topic than kafka.topic: what can't be read would be read again";
+        wrong(
+            "kafka.dead_letter_topic",
+            format!("{:?}", kafka.dead_letter_topic),
+            &["kafka.topic"],
+            must.to_owned(),
+        );
+    }
+    if config.server.request_timeout <= kafka.deadline {
+        let (timeout, deadline) = (config.server.request_timeout, kafka.deadline);
+        wrong(
+            "server.request_timeout",
+            format_duration(timeout).to_string(),
+            &["kafka.deadline"],
+            format!("longer than kafka.deadline, here {}", format_duration(deadline)),
+        );
+    }
+    if config.plays.ack == Ack::Received {
+        let must = "\"stored\" with Kafka: a play is answered when the log has it";
+        wrong("plays.ack", "\"received\"".to_owned(), &["kafka.brokers"], must.to_owned());
+    }
+    if config.plays.wait {
+        let must = "false with Kafka: plays wait for Kafka's brokers, not for Redis's replicas";
+        wrong("plays.wait", true.to_string(), &["kafka.brokers"], must.to_owned());
+    }
+    if let Some((name, must)) = refused(&kafka.properties) {
+        let setting = format!("{}{name}", PROPERTIES);
+        wrong(&setting, "set".to_owned(), &[], must.to_owned());
+    }
 }
 
 #[cfg(test)]

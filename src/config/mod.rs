@@ -150,6 +150,12 @@ pub struct Redis {
     pub urls: Vec<SecretUrl>,
     /// What sentinels call the primary.
     pub sentinel_master: String,
+    /// Whose signature a server's certificate must have; empty for the public authorities.
+    pub ca_file: PathBuf,
+    /// What this client shows to a server that wants to know it; empty for nothing.
+    pub client_cert_file: PathBuf,
+    /// The key of that certificate.
+    pub client_key_file: PathBuf,
     /// In front of every key.
     pub prefix: String,
     /// The longest a call may take.
@@ -192,6 +198,12 @@ impl Redis {
         }
         let urls: Vec<String> = self.urls.iter().map(SecretUrl::redacted).collect();
         ("redis.urls", urls.join(","))
+    }
+
+    /// Whether certificates are looked at.
+    #[must_use]
+    pub fn is_tls(&self) -> bool {
+        self.url.is_tls() || self.urls.iter().any(SecretUrl::is_tls)
     }
 }
 
@@ -361,6 +373,12 @@ impl SecretUrl {
     #[must_use]
     pub fn expose(&self) -> &str {
         &self.0
+    }
+
+    /// Whether it is reached by TLS from the first byte on.
+    #[must_use]
+    pub fn is_tls(&self) -> bool {
+        ["rediss://", "valkeys://"].iter().any(|scheme| self.0.starts_with(scheme))
     }
 
     /// The address without user, password and query, for logs and reports. One whose parts can't be

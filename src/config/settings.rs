@@ -40,6 +40,9 @@ pub(super) const SETTINGS: &[(&str, Allowed)] = &[
     ("redis.url", Allowed::RedisUrl),
     ("redis.urls", Allowed::RedisUrls),
     ("redis.sentinel_master", Allowed::Name),
+    ("redis.ca_file", Allowed::PathOrNone),
+    ("redis.client_cert_file", Allowed::PathOrNone),
+    ("redis.client_key_file", Allowed::PathOrNone),
     ("redis.prefix", Allowed::KeyPrefix),
     ("redis.deadline", Allowed::Time(millis(50), MINUTE)),
     ("redis.connect_timeout", Allowed::Time(millis(100), MINUTE)),
@@ -102,6 +105,8 @@ pub(super) enum Allowed {
     LogFilter,
     /// A path of the file system.
     Path,
+    /// One, or nothing.
+    PathOrNone,
     /// Where Redis is.
     RedisUrl,
     /// Where several of them are, with commas in between; may be empty.
@@ -152,6 +157,7 @@ impl Allowed {
             Self::Address => text.parse::<SocketAddr>().is_ok(),
             Self::LogFilter => is_log_filter(text),
             Self::Path => !text.is_empty() && !text.contains('\0'),
+            Self::PathOrNone => !text.contains('\0'),
             Self::RedisUrl => is_redis_url(text),
             Self::RedisUrls => addresses(text).all(is_redis_url),
             Self::Name => (1..=64).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic()),
@@ -208,6 +214,7 @@ impl fmt::Display for Allowed {
                  \"info,headcount::presence=debug\"",
             ),
             Self::Path => formatter.write_str("a path"),
+            Self::PathOrNone => formatter.write_str("a path, or \"\""),
             Self::RedisUrl => formatter.write_str(
                 "redis://, rediss:// or unix://, such as \"redis://user:password@host:6379/0\" \
                  (special characters of a password percent-encoded)",
@@ -257,6 +264,8 @@ pub(super) fn addresses(text: &str) -> impl Iterator<Item = &str> {
 fn is_redis_url(text: &str) -> bool {
     let scheme = text.split("://").next().unwrap_or_default();
     let named = matches!(scheme, "redis" | "rediss" | "valkey" | "valkeys" | "unix");
+    // What the driver would take for "don't look whose certificate it is", and then refuse to do.
+    let named = named && !text.ends_with("#insecure");
     named && redis::Client::open(text).is_ok()
 }
 

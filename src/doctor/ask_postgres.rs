@@ -8,7 +8,10 @@ use sqlx::{
 };
 
 use super::{Answer, postgres::Facts};
-use crate::{config, store::postgres::migrations};
+use crate::{
+    config,
+    store::postgres::{explained, migrations},
+};
 
 /// An answer that takes longer isn't waited for: a doctor is no request.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -166,7 +169,7 @@ async fn prepared(options: &PgConnectOptions) -> Answer<()> {
 async fn within<T>(asked: impl Future<Output = Result<T, sqlx::Error>>) -> Answer<T> {
     match tokio::time::timeout(PATIENCE, asked).await {
         Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(error)) => Err(error.to_string()),
+        Ok(Err(error)) => Err(explained(&error)),
         Err(_elapsed) => Err(format!("no answer within {} s", PATIENCE.as_secs())),
     }
 }

@@ -6,7 +6,11 @@ use futures::future::join_all;
 use redis::{AsyncConnectionConfig, Client, Cmd, FromRedisValue, aio::MultiplexedConnection};
 
 use super::{Answer, redis::Facts};
-use crate::{clock::Clock, config, store::redis::primaries};
+use crate::{
+    clock::Clock,
+    config,
+    store::redis::{address::explained, primaries},
+};
 
 /// An answer that takes longer isn't waited for: a doctor is no request.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -40,7 +44,7 @@ async fn ask(
     let connection = client
         .get_multiplexed_async_connection_with_config(connect)
         .await
-        .map_err(|error| error.to_string())?;
+        .map_err(|error| explained(&error, client))?;
     let mut asking = Asking { connection };
     let pong = redis::cmd("PING").query_async::<String>(&mut asking.connection).await;
     let writes = match pong {

@@ -34,8 +34,7 @@ async fn by_hand(world: &World, sql: &str) {
 
     let sql = sqlx::AssertSqlSafe(sql.to_owned());
     if world.is_redis() {
-        let url = world.config.postgres.url.expose();
-        let mut connection = sqlx::PgConnection::connect(url).await.unwrap();
+        let mut connection = world.database().await;
         sqlx::raw_sql(sql).execute(&mut connection).await.unwrap();
     } else {
         let options = sqlx::sqlite::SqliteConnectOptions::new().filename(&world.config.embedded.path);
@@ -109,6 +108,7 @@ async fn audit(world: &World, arguments: &[&str]) -> (Output, String) {
         .envs(crate::world::ways_to_redis(&config.redis))
         .env("HEADCOUNT_REDIS__PREFIX", &config.redis.prefix)
         .env("HEADCOUNT_POSTGRES__URL", config.postgres.url.expose())
+        .env("HEADCOUNT_POSTGRES__MIGRATE", config.postgres.migrate.to_string())
         .env("HEADCOUNT_JOBS__FLUSH_EVERY", "100ms")
         .output()
         .await

@@ -12,7 +12,6 @@ use std::path::Path;
 
 use headcount::{config::SecretUrl, plays::Recorded};
 use headcount_support::{OwnRedis, Proxy, Way};
-use sqlx::Connection as _;
 
 use crate::world::{World, a_play, eventually, secs};
 
@@ -87,7 +86,7 @@ impl Pair {
 
 /// What the database itself holds of all videos.
 async fn views(world: &World) -> i64 {
-    let mut connection = sqlx::PgConnection::connect(world.config.postgres.url.expose()).await.unwrap();
+    let mut connection = world.database().await;
     let sum = "select coalesce(sum(views), 0)::bigint from videos";
     sqlx::query_scalar(sum).fetch_one(&mut connection).await.unwrap()
 }

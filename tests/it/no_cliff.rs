@@ -247,9 +247,7 @@ async fn with_both_stores_in_trouble_at_the_first_start_numbers_are_doubted_for_
 
 /// Dates what the database holds of batches.
 async fn applied_at(world: &World, at: Timestamp) {
-    use sqlx::Connection as _;
-
-    let mut connection = sqlx::PgConnection::connect(world.config.postgres.url.expose()).await.unwrap();
+    let mut connection = world.database().await;
     let date = "update play_batch set applied_at = to_timestamp($1::bigint)";
     let dated = sqlx::query(date).bind(at.secs()).execute(&mut connection).await.unwrap();
     assert!(dated.rows_affected() > 0);

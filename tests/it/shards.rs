@@ -282,10 +282,9 @@ async fn what_an_earlier_build_left_is_counted_and_taken_over() {
     before.beat_all("film", 0..400).await;
     before.sweep().await;
     let map = [before.key("video:{shards}:map"), before.key("video:{shards}:version")];
-    let url = before.config.redis.url.clone();
+    let mut connection = before.redis_connection().await;
     before.config.presence.shards = Shards::Auto;
     let stopped = before.drained().await;
-    let mut connection = headcount_support::redis_connection(url.expose()).await.unwrap();
     let () = redis::cmd("DEL").arg(&map).query_async(&mut connection).await.unwrap();
 
     let world = stopped.started().await;

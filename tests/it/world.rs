@@ -15,6 +15,8 @@ use headcount::{
 pub use headcount_support::{eventually, service};
 use uuid::Uuid;
 
+use crate::rights;
+
 /// Where every test's clock begins.
 pub const NOON: Timestamp = Timestamp::from_millis(1_735_732_800_000);
 
@@ -95,7 +97,15 @@ impl World {
             config.postgres.url = config::SecretUrl::new(new_database().await);
             config.postgres.max_connections = 4;
         }
+        let given = (config.redis.url.clone(), config.postgres.url.clone());
         change(&mut config);
+        // Each law is one that holds for users who may no more than docs/security.md says.
+        if kind == BackendKind::Redis && config.redis.url.expose() == given.0.expose() {
+            config.redis.url = rights::of_shared_redis().await;
+        }
+        if kind == BackendKind::Redis && config.postgres.url.expose() == given.1.expose() {
+            rights::grant(&mut config.postgres).await;
+        }
         Self::start(config, ManualClock::at(NOON), folder).await
     }
 
@@ -274,8 +284,8 @@ impl World {
     /// Sends a command to this world's Redis, in a cluster to whoever has its keys.
     pub async fn redis_command<T: redis::FromRedisValue>(&self, command: &redis::Cmd) -> T {
         let mut answers = Vec::new();
-        for url in self.redis_urls() {
-            let mut connection = headcount_support::redis_connection(url).await.unwrap();
+        for url in self.redis_urls().await {
+            let mut connection = headcount_support::redis_connection(&url).await.unwrap();
             match command.query_async(&mut connection).await {
                 Err(error) if error.code() == Some("MOVED") => answers.push(error),
                 answer => return answer.unwrap(),
@@ -285,21 +295,56 @@ impl World {
     }
 
     /// Every primary.
-    fn redis_urls(&self) -> Vec<&str> {
+    async fn redis_urls(&self) -> Vec<String> {
         match self.config.redis.topology {
             config::Topology::Cluster => {
-                self.config.redis.urls.iter().map(config::SecretUrl::expose).collect()
+                self.config.redis.urls.iter().map(|url| url.expose().to_owned()).collect()
             }
-            _ => vec![self.config.redis.url.expose()],
+            config::Topology::Sentinel => vec![self.named_by_sentinels().await],
+            config::Topology::Single => vec![rights::as_owner(&self.config.redis.url, "TEST_REDIS_URL")],
         }
+    }
+
+    /// The primary, with the user and password by which the service comes.
+    async fn named_by_sentinels(&self) -> String {
+        let mut told = None;
+        eventually("a sentinel names the primary", async || {
+            for url in &self.config.redis.urls {
+                let name = &self.config.redis.sentinel_master;
+                told = headcount_support::own_sentinels::primary_by(url.expose(), name).await.ok();
+                if told.is_some() {
+                    break;
+                }
+            }
+            told.is_some()
+        })
+        .await;
+        let (host, port) = told.unwrap();
+        let mut url = url::Url::parse(self.config.redis.url.expose()).unwrap();
+        url.set_host(Some(&host)).unwrap();
+        url.set_port(Some(port)).unwrap();
+        url.to_string()
+    }
+
+    /// A connection of who may do everything with this world's Redis, which is one server.
+    pub async fn redis_connection(&self) -> redis::aio::MultiplexedConnection {
+        headcount_support::redis_connection(&self.redis_urls().await[0]).await.unwrap()
+    }
+
+    /// A connection of who owns this world's database.
+    pub async fn database(&self) -> sqlx::PgConnection {
+        use sqlx::Connection as _;
+
+        let url = rights::as_owner(&self.config.postgres.url, "TEST_POSTGRES_URL");
+        sqlx::PgConnection::connect(&url).await.unwrap()
     }
 
     /// Every key of this world, without the prefix.
     pub async fn redis_keys(&self) -> Vec<String> {
         let prefix = &self.config.redis.prefix;
         let mut keys: Vec<String> = Vec::new();
-        for url in self.redis_urls() {
-            let mut connection = headcount_support::redis_connection(url).await.unwrap();
+        for url in self.redis_urls().await {
+            let mut connection = headcount_support::redis_connection(&url).await.unwrap();
             let mut all = redis::cmd("KEYS");
             let some: Vec<String> = all.arg(format!("{prefix}*")).query_async(&mut connection).await.unwrap();
             keys.extend(some);

@@ -209,6 +209,14 @@ fn settings_that_are_wrong_together_are_refused() {
         ("ops.listen", &[("HEADCOUNT_OPS__LISTEN", "0.0.0.0:8080")]),
         ("presence.batch", &[("HEADCOUNT_PRESENCE__MAX_MERGED", "1000")]),
         ("plays.wait", &[("HEADCOUNT_PLAYS__WAIT", "true")]),
+        ("redis.ca_file", &[("HEADCOUNT_REDIS__CA_FILE", "/ca.pem")]),
+        (
+            "redis.client_key_file",
+            &[
+                ("HEADCOUNT_REDIS__URL", "rediss://redis"),
+                ("HEADCOUNT_REDIS__CLIENT_CERT_FILE", "/client.pem"),
+            ],
+        ),
         (
             "plays.wait",
             &[
@@ -298,6 +306,7 @@ fn addresses_of_stores_are_checked_and_their_secrets_never_shown() {
         ("HEADCOUNT_REDIS__URL", "http://u:hunter2@h"),
         ("HEADCOUNT_REDIS__URL", "redis://u:hunter2@h/first"),
         ("HEADCOUNT_REDIS__URL", "redis://u:1/hunter2@h"),
+        ("HEADCOUNT_REDIS__URL", "rediss://u:hunter2@h/#insecure"),
         ("HEADCOUNT_POSTGRES__URL", "mysql://u:hunter2@h/d"),
         ("HEADCOUNT_POSTGRES__URL", "u:hunter2@h/d"),
         ("HEADCOUNT_POSTGRES__URL", "postgres://u@h/d?sslmode=hunter2"),

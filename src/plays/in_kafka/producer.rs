@@ -333,7 +333,6 @@ fn native_config(config: &Config) -> ClientConfig {
         .set("enable.idempotence", "true")
         // Given up, waiting or under way, when its caller is.
         .set("message.timeout.ms", millis(config.kafka.deadline).to_string())
-        // A play alone leaves at once; under load the next batch forms while five are under way.
         .set("linger.ms", LINGER_MILLIS)
         // As other clients do, so that all who write a video's plays write them to one partition.
         .set("partitioner", "murmur2_random")
@@ -342,7 +341,9 @@ fn native_config(config: &Config) -> ClientConfig {
     native
 }
 
-/// How long librdkafka waits for more plays before it sends a batch.
+/// How long librdkafka waits for more plays before it sends a batch. Measured with 64 plays at a time and a
+/// broker beside: with 0 the service pays 38 µs of processor a play and the broker 19, with 1 ms 25 and 15 at
+/// the same rate; 5 ms, librdkafka's own value, saves little more and makes each answer 6 ms late.
 const LINGER_MILLIS: &str = "1";
 
 /// What became of a play that isn't known to be in the log.

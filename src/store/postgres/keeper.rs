@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sqlx::{Connection, PgConnection};
 
-use super::{Postgres, Seen};
+use super::{Postgres, Seen, explained};
 use crate::{
     lifecycle::{Lifecycle, Phase},
     store::attempts::first_to_end,
@@ -41,29 +41,34 @@ impl Postgres {
     async fn keep(self) {
         let mut wait = RETRY_FIRST;
         loop {
-            if self.answers().await {
-                if self.shared.seen.send_replace(Seen::Up) == Seen::Down {
-                    tracing::info!("postgres is back");
+            match self.answers().await {
+                Ok(()) => {
+                    if self.shared.seen.send_replace(Seen::Up) == Seen::Down {
+                        tracing::info!("postgres is back");
+                    }
+                    wait = RETRY_FIRST;
+                    let _ = tokio::time::timeout(PROBE_EVERY, self.shared.doubt.notified()).await;
                 }
-                wait = RETRY_FIRST;
-                let _ = tokio::time::timeout(PROBE_EVERY, self.shared.doubt.notified()).await;
-            } else {
-                if self.shared.seen.send_replace(Seen::Down) != Seen::Down {
-                    tracing::warn!("postgres can't be used; plays wait in redis meanwhile");
+                Err(reason) => {
+                    if self.shared.seen.send_replace(Seen::Down) != Seen::Down {
+                        tracing::warn!(
+                            error = %reason, "postgres can't be used; plays wait in redis meanwhile"
+                        );
+                    }
+                    tokio::time::sleep(wait).await;
+                    wait = (wait * 2).min(RETRY_LAST);
                 }
-                tokio::time::sleep(wait).await;
-                wait = (wait * 2).min(RETRY_LAST);
             }
         }
     }
 
     /// Asks on a connection that nobody uses, or else on one of its own: one that is only busy
     /// elsewhere says nothing.
-    async fn answers(&self) -> bool {
+    async fn answers(&self) -> Result<(), String> {
         let within = self.shared.deadline;
         if let Some(mut idle) = self.shared.reads.try_acquire() {
             if matches!(tokio::time::timeout(within, idle.ping()).await, Ok(Ok(()))) {
-                return true;
+                return Ok(());
             }
             idle.close_on_drop();
         }
@@ -73,12 +78,8 @@ impl Postgres {
             connection.close().await
         };
         match tokio::time::timeout(within, fresh).await {
-            Ok(Ok(())) => true,
-            Ok(Err(error)) => {
-                tracing::debug!(error = %error, "postgres doesn't answer");
-                false
-            }
-            Err(_elapsed) => false,
+            Ok(ended) => ended.map_err(|error| explained(&error)),
+            Err(_elapsed) => Err("it doesn't answer".to_owned()),
         }
     }
 }

@@ -189,6 +189,12 @@ impl Postgres {
     }
 }
 
+/// Why there is no connection, for whoever runs this.
+#[must_use]
+pub fn explained(error: &sqlx::Error) -> String {
+    crate::tls::explained(&error.to_string(), "sslrootcert in postgres.url")
+}
+
 /// The statements that bound how long later ones may take, and how long a client that was stopped, or
 /// whose host is gone without a word, may hold rows that others wait for. And the isolation, which a
 /// database may have another default for: single statements would then fail where they meet others.

@@ -9,7 +9,7 @@ use sqlx::{
     query::{Query, QueryAs},
 };
 
-use super::{Lane, Postgres, Seen};
+use super::{Lane, Postgres, Seen, explained};
 use crate::error::{Part, StoreError};
 
 /// Added to the server's own limit, so that it is the server that ends a statement that is too slow.
@@ -217,7 +217,7 @@ impl Postgres {
     fn meaning(&self, error: &sqlx::Error) -> Failure {
         let sqlx::Error::Database(said) = error else {
             self.shared.doubt.notify_one();
-            return Failure::Store(StoreError::unavailable(Part::Postgres, error));
+            return Failure::Store(StoreError::unavailable(Part::Postgres, explained(error)));
         };
         let code = said.code().unwrap_or_default().into_owned();
         let text = format!("{code} {}", said.message());

@@ -10,6 +10,7 @@
 //! which server answered, that a connection is another one by now, that `WAIT` goes the way of the writes
 //! before it, and what of a pipeline was not answered.
 
+pub mod address;
 mod cluster;
 mod cluster_keeper;
 mod connection;
@@ -102,14 +103,13 @@ impl Redis {
     /// Prepares the way; nothing is sent before [`Redis::start`].
     ///
     /// # Errors
-    /// A URL is no Redis address.
+    /// `url` is no Redis address, or certificates can't be used.
     pub fn new(
         settings: &config::Redis,
         keys: Keys,
         clock: Arc<StoreClock>,
         scripts: Vec<&'static LuaScript>,
     ) -> Result<Self, StoreError> {
-        crate::tls::choose_provider();
         let servers = Servers::new(settings)?;
         let connect = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(settings.connect_timeout))

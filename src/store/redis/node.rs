@@ -12,7 +12,9 @@ use redis::{Cmd, Pipeline, Value, aio::MultiplexedConnection};
 use tokio::time::Instant;
 
 use super::{
-    Shared, info_field,
+    Shared,
+    address::explained,
+    info_field,
     reply::{reply, server_error_code},
 };
 use crate::{
@@ -45,7 +47,7 @@ impl Node {
         let way = &shared.way;
         let inner = first_to_end(|| client.get_multiplexed_async_connection_with_config(&way.connect))
             .await
-            .map_err(|error| StoreError::unavailable(Part::Redis, error))?;
+            .map_err(|error| StoreError::unavailable(Part::Redis, explained(&error, client)))?;
         let mut node = Self {
             address: address.into(),
             run_id: "".into(),

@@ -6,9 +6,12 @@ use futures::future::join_all;
 use redis::{AsyncConnectionConfig, Client, ConnectionAddr, FromRedisValue, aio::MultiplexedConnection};
 use tokio::sync::Mutex;
 
-use super::slots::SlotMap;
+use super::{
+    address::{Certificates, explained},
+    slots::SlotMap,
+};
 use crate::{
-    config::{self, SecretUrl, Topology},
+    config::{self, Topology},
     error::{Part, StoreError},
 };
 
@@ -35,17 +38,18 @@ struct Sentinel {
 
 impl Servers {
     pub(super) fn new(settings: &config::Redis) -> Result<Self, StoreError> {
+        let certificates = Certificates::read(settings)?;
         let clients = || -> Result<Vec<Client>, StoreError> {
-            settings.urls.iter().map(|url| client("redis.urls", url)).collect()
+            settings.urls.iter().map(|url| certificates.client(url)).collect()
         };
         Ok(match settings.topology {
-            Topology::Single => Self::One(client("redis.url", &settings.url)?),
+            Topology::Single => Self::One(certificates.client(&settings.url)?),
             Topology::Cluster => Self::Cluster(clients()?),
             Topology::Sentinel => {
                 let sentinel = |client| Sentinel { client, connection: Mutex::default() };
                 Self::Sentinels(std::sync::Arc::new(Sentinels {
                     name: settings.sentinel_master.clone(),
-                    primary: client("redis.url", &settings.url)?,
+                    primary: certificates.client(&settings.url)?,
                     sentinels: clients()?.into_iter().map(sentinel).collect(),
                 }))
             }
@@ -55,12 +59,6 @@ impl Servers {
     pub(super) fn is_cluster(&self) -> bool {
         matches!(self, Self::Cluster(_))
     }
-}
-
-fn client(setting: &str, url: &SecretUrl) -> Result<Client, StoreError> {
-    Client::open(url.expose())
-        // The error's own text may repeat the URL, and the URL may hold a password.
-        .map_err(|error| StoreError::unexpected(Part::Redis, format!("{setting}: {}", error.category())))
 }
 
 /// The same user, password and way of encryption at another address, `host:port`.
@@ -97,8 +95,10 @@ pub(super) async fn ask_seed(
     let of = |reason: &dyn std::fmt::Display| {
         StoreError::unavailable(Part::Redis, format!("{}: {reason}", address_of(seed)))
     };
-    let mut connection =
-        seed.get_multiplexed_async_connection_with_config(connect).await.map_err(|error| of(&error))?;
+    let mut connection = seed
+        .get_multiplexed_async_connection_with_config(connect)
+        .await
+        .map_err(|error| of(&explained(&error, seed)))?;
     let mut slots = redis::cmd("CLUSTER");
     slots.arg("SLOTS");
     let asking = slots.query_async::<redis::Value>(&mut connection);
@@ -114,7 +114,6 @@ pub async fn primaries(
     settings: &config::Redis,
     connect: &AsyncConnectionConfig,
 ) -> Result<(Vec<(String, Client)>, usize), StoreError> {
-    crate::tls::choose_provider();
     match Servers::new(settings)? {
         Servers::One(client) => Ok((vec![(settings.url.redacted(), client)], 0)),
         Servers::Sentinels(sentinels) => {
@@ -164,10 +163,10 @@ impl Sentinels {
                 format!("no sentinel of redis.urls names a primary: {reason}"),
             )
         };
-        Err(match told.into_iter().find_map(Result::err) {
-            Some(error) => of(&error),
-            None => of(&format!("they know of none called {:?} (redis.sentinel_master)", self.name)),
-        })
+        // One that answers and knows of none says more than one that is away.
+        let nobody = format!("they know of none called {:?} (redis.sentinel_master)", self.name);
+        let knows_none = told.iter().any(Result::is_ok);
+        Err(of(&told.into_iter().find_map(Result::err).filter(|_| !knows_none).unwrap_or(nobody)))
     }
 }
 
@@ -195,7 +194,7 @@ impl Sentinel {
             Some(connection) => connection,
             None => {
                 let connected = self.client.get_multiplexed_async_connection_with_config(connect).await;
-                kept.insert(connected.map_err(|error| error.to_string())?)
+                kept.insert(connected.map_err(|error| explained(&error, &self.client))?)
             }
         };
         let mut question = redis::cmd("SENTINEL");

@@ -5,7 +5,6 @@ use std::{collections::BTreeMap, time::Duration};
 use headcount::config::BackendKind;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use sqlx::Connection as _;
 
 use crate::{
     process::{Service, ran},
@@ -130,6 +129,7 @@ impl Deployment {
             ("HEADCOUNT_REDIS__PREFIX", &config.redis.prefix),
             ("HEADCOUNT_REDIS__BATCH_MIN_AGE", "0s"),
             ("HEADCOUNT_POSTGRES__URL", config.postgres.url.expose()),
+            ("HEADCOUNT_POSTGRES__MIGRATE", "false"),
         ]
     }
 
@@ -328,6 +328,6 @@ impl Deployment {
     }
 
     async fn rows(&self) -> sqlx::PgConnection {
-        sqlx::PgConnection::connect(self.world.config.postgres.url.expose()).await.unwrap()
+        self.world.database().await
     }
 }

@@ -5,19 +5,23 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
+mod certificates;
 mod own_cluster;
 mod own_kafka;
 mod own_postgres;
 mod own_redis;
+pub mod own_sentinels;
 mod proxy;
 
 use std::time::Duration;
 
 pub use self::{
+    certificates::{Authority, Issued},
     own_cluster::OwnCluster,
     own_kafka::OwnKafka,
     own_postgres::OwnPostgres,
     own_redis::OwnRedis,
+    own_sentinels::OwnSentinels,
     proxy::{Proxy, Way},
 };
 

@@ -7,7 +7,7 @@ use std::{
 
 use tokio::process::{Child, Command};
 
-use crate::{eventually, redis_connection};
+use crate::{Authority, Issued, certificates::text, eventually, redis_connection};
 
 /// Ended when dropped.
 pub struct OwnRedis {
@@ -36,11 +36,34 @@ impl OwnRedis {
 
     /// Starts one that others can follow: on a port as well, since replicas know no sockets.
     pub async fn start_primary(settings: &[&str]) -> Self {
+        Self::at_a_port(|port| Self::spawned(port, settings)).await
+    }
+
+    /// Starts one that speaks TLS at its port, shows `shown`, and lets in who shows what `authority` has
+    /// signed, or everybody where that is nobody. Its socket is as it always is.
+    pub async fn start_with_tls(shown: &Issued, authority: Option<&Authority>, settings: &[&str]) -> Self {
+        let (certificate, key) = (text(&shown.certificate()), text(&shown.key()));
+        let mut tls = vec!["--tls-cert-file", &certificate, "--tls-key-file", &key];
+        let file = authority.map(|authority| text(&authority.file()));
+        match &file {
+            Some(file) => tls.extend(["--tls-ca-cert-file", file]),
+            // It wants to know one all the same.
+            None => tls.extend(["--tls-auth-clients", "no", "--tls-ca-cert-file", &certificate]),
+        }
+        Self::at_a_port(|port| {
+            let at = port.to_string();
+            Self::spawned(port, &[&["--port", "0", "--tls-port", &at], &tls[..], settings].concat())
+        })
+        .await
+    }
+
+    /// Starts one at a port that nobody else has.
+    async fn at_a_port(spawned: impl Fn(u16) -> Self) -> Self {
         loop {
             let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
             let port = free.local_addr().unwrap().port();
             drop(free);
-            let mut own = Self::spawned(port, settings);
+            let mut own = spawned(port);
             // Somebody else may have taken the port meanwhile: then it ends at once.
             let mut ended = false;
             eventually("redis answers, or has ended", async || {
@@ -80,7 +103,14 @@ impl OwnRedis {
         self.query::<String>(follow).await.unwrap();
     }
 
-    /// Where replicas find it.
+    /// Lets in only who has this password, from now on.
+    pub async fn require(&self, password: &str) {
+        let mut set = redis::cmd("CONFIG");
+        set.arg("SET").arg("requirepass").arg(password);
+        self.query::<String>(set).await.unwrap();
+    }
+
+    /// Where replicas find it, or who speaks TLS.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
@@ -112,7 +142,11 @@ impl OwnRedis {
     }
 
     async fn is_there(&self) -> bool {
-        self.query::<String>(redis::cmd("PING")).await.is_ok()
+        match self.query::<String>(redis::cmd("PING")).await {
+            Ok(_) => true,
+            // It wants a password, so it is there.
+            Err(error) => error.code() == Some("NOAUTH"),
+        }
     }
 
     /// kill -9

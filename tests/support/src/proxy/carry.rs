@@ -42,7 +42,7 @@ pub(super) async fn carry(mut client: TcpStream, target: Target, shared: Arc<Sha
     let Ok(mut server) = connect(target).await else { return };
     let mut way = shared.way.subscribe();
     let (mut asked, mut answered) = (vec![0; 65_536], vec![0; 65_536]);
-    let mut deaf = false;
+    let (mut deaf, mut begun) = (false, false);
     loop {
         let now = *way.borrow_and_update();
         if now == Way::Cut {
@@ -56,6 +56,9 @@ pub(super) async fn carry(mut client: TcpStream, target: Target, shared: Arc<Sha
                 let most = if let Way::CutAsked(most) = now { most } else { usize::MAX };
                 let (carried, last) = within(&shared.asked, length, most);
                 wait(now).await;
+                if let (Way::LateToBegin(by), false) = (now, std::mem::replace(&mut begun, true)) {
+                    tokio::time::sleep(by).await;
+                }
                 if server.write_all(&asked[..carried]).await.is_err() {
                     return;
                 }

@@ -23,6 +23,8 @@ pub enum Way {
     Open,
     /// Carries everything, each piece so much later.
     Late(Duration),
+    /// Carries the first piece of each connection so much later, and then everything.
+    LateToBegin(Duration),
     /// Carries what is asked; answers are lost.
     Deaf,
     /// Carries nothing and says nothing; connections are still made.
