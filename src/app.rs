@@ -121,7 +121,7 @@ pub async fn serve(
             patience(&config),
         ),
     );
-    operate(listeners.ops, state, &metrics, door, &lifecycle);
+    operate(listeners.ops, &config, state, &metrics, &lifecycle);
     Ok(lifecycle.run().await)
 }
 
@@ -150,8 +150,7 @@ pub async fn consume(
         "headcount {} counts the plays in kafka's log, and listens for operators at http://{ops_listen}",
         env!("CARGO_PKG_VERSION")
     );
-    let door = door(&config);
-    operate(ops, state(&config, stores, watch, &lifecycle, clock), &metrics, door, &lifecycle);
+    operate(ops, &config, state(&config, stores, watch, &lifecycle, clock), &metrics, &lifecycle);
     Ok(lifecycle.run().await)
 }
 
@@ -179,15 +178,18 @@ fn state(
 }
 
 /// Serves operators, up until the end, so that probes and scrapes see the drain.
-fn operate(ops: TcpListener, state: AppState, metrics: &Metrics, door: Door, lifecycle: &Lifecycle) {
-    let door = Door { connections: OPERATORS_CONNECTIONS, gate: None, ..door };
+fn operate(ops: TcpListener, config: &Config, state: AppState, metrics: &Metrics, lifecycle: &Lifecycle) {
+    let door = Door {
+        connections: OPERATORS_CONNECTIONS,
+        header_timeout: config.server.header_timeout,
+        write_timeout: config.server.write_timeout,
+        gate: None,
+        refuse: api::refuse,
+    };
     let routes = api::operators(state, metrics.renderer());
     let stopping = lifecycle.stopping(Phase::Links);
-    lifecycle.spawn(
-        Phase::Links,
-        "operators-http",
-        server::serve(ops, routes, door, stopping, OPERATORS_PATIENCE),
-    );
+    let serving = server::serve(ops, routes, door, stopping, OPERATORS_PATIENCE);
+    lifecycle.spawn(Phase::Links, "operators-http", serving);
 }
 
 /// What players and pages are held to.

@@ -223,7 +223,9 @@ pub async fn rebuild(
     clock: Arc<dyn Clock>,
 ) -> anyhow::Result<Rebuilt> {
     let postgres = Postgres::new(&config.postgres)?;
-    postgres.migrate().await?;
+    if config.postgres.migrate {
+        postgres.migrate().await?;
+    }
     postgres.start(lifecycle);
     let clock = Arc::new(StoreClock::new(clock, Duration::ZERO));
     let ledger = Ledger::new(postgres, config.plays.timezone);

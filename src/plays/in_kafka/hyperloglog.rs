@@ -1,7 +1,7 @@
 //! Redis's sketch of different viewers, reckoned without Redis: the same bytes count the same in both.
 //!
 //! A window changes the sketch in the transaction that counts it, so a rebuild gives the same again and
-//! Redis may be away. The column holds what Redis's `GET` of a HyperLogLog gives: a header of 16 bytes,
+//! Redis may be away. The column holds what Redis's `GET` of a `HyperLogLog` gives: a header of 16 bytes,
 //! then 16,384 registers, dense (6 bits each) or sparse (runs).
 
 /// Registers, and how many bits of a hash choose one.
@@ -190,7 +190,7 @@ fn murmur(bytes: &[u8]) -> u64 {
     hash ^ (hash >> R)
 }
 
-/// The two series of Ertl's estimator ("New cardinality estimation algorithms for HyperLogLog sketches"),
+/// The two series of Ertl's estimator ("New cardinality estimation algorithms for `HyperLogLog` sketches"),
 /// which Redis uses: for registers at the end of their range, and for those that saw nobody.
 fn tau(share: f64) -> f64 {
     if share <= 0.0 || share >= 1.0 {

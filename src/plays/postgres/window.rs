@@ -15,6 +15,7 @@ use super::{
     video_of,
 };
 use crate::{
+    clock::Timestamp,
     error::{Part, StoreError},
     failpoint,
     ids::{Partition, VideoId, ViewerId},
@@ -137,8 +138,8 @@ impl Ledger {
                 unraised_since = least(case when not $5 then unraised_since end, $4)
             where position = $1 returning unraised_since";
         let query = sqlx::query_as(move_on).bind(position.number).bind(window.next);
-        let query = query.bind(window.reached().map(|at| at.to_utc()));
-        let moving = query.bind(decided.since.map(|at| at.to_utc())).bind(rules.all_raised);
+        let query = query.bind(window.reached().map(Timestamp::to_utc));
+        let moving = query.bind(decided.since.map(Timestamp::to_utc)).bind(rules.all_raised);
         let moved: Vec<(Option<DateTime<Utc>>,)> =
             failpoint::step("window.move", Part::Postgres, session.fetch_all(moving)).await?;
         Ok(Outcome::Counted(Tally {

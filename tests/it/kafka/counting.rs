@@ -16,9 +16,13 @@ use rdkafka::{
     message::Headers as _,
     producer::{FutureProducer, FutureRecord},
 };
+use sqlx::Connection as _;
 
 use super::{PATIENCE, shared_with, world_with};
 use crate::world::{World, a_play, eventually, video_id};
+
+/// How many records are counted.
+const COUNTED: &str = "select coalesce(sum(next_offset), 0)::bigint from kafka_offset";
 
 /// Counts, and soon: what tests wait for.
 pub fn soon(config: &mut Config) {
@@ -36,17 +40,22 @@ pub async fn world() -> World {
 impl World {
     /// Asks the database for a number.
     pub async fn rows(&self, sql: &'static str) -> i64 {
-        use sqlx::Connection as _;
-
-        let mut connection = sqlx::PgConnection::connect(self.config.postgres.url.expose()).await.unwrap();
-        let (number,): (i64,) = sqlx::query_as(sql).fetch_one(&mut connection).await.unwrap();
-        connection.close().await.unwrap();
+        let mut database = self.database().await;
+        let (number,): (i64,) = sqlx::query_as(sql).fetch_one(&mut database).await.unwrap();
+        database.close().await.unwrap();
         number
+    }
+
+    /// Tells the database something, as an operator would.
+    pub async fn execute(&self, sql: &str) {
+        let mut database = self.database().await;
+        sqlx::raw_sql(sqlx::AssertSqlSafe(sql.to_owned())).execute(&mut database).await.unwrap();
+        database.close().await.unwrap();
     }
 
     /// How many records are counted.
     pub async fn counted(&self) -> i64 {
-        self.rows("select coalesce(sum(next_offset), 0)::bigint from kafka_offset").await
+        self.rows(COUNTED).await
     }
 
     pub async fn views(&self) -> i64 {
@@ -55,12 +64,14 @@ impl World {
 
     /// Waits until so many records are counted, and no more.
     pub async fn counts(&self, records: i64) {
+        let mut database = self.database().await;
         eventually("the log is counted", async || {
-            let counted = self.counted().await;
+            let (counted,): (i64,) = sqlx::query_as(COUNTED).fetch_one(&mut database).await.unwrap();
             assert!(counted <= records, "{counted} of {records} records are counted");
             counted == records
         })
         .await;
+        database.close().await.unwrap();
     }
 
     /// Writes a play and waits for what it comes to.
@@ -95,7 +106,7 @@ impl World {
     }
 
     /// The books agree, and nothing is left unreported.
-    async fn books_agree(&self) {
+    pub async fn books_agree(&self) {
         eventually("the books are read", async || {
             self.stores.audit.read().await.is_ok_and(|audited| audited.unverified().next().is_none())
         })
@@ -106,7 +117,7 @@ impl World {
     }
 
     /// Writes what is no play.
-    async fn write_junk(&self, key: &str, value: &str) {
+    pub async fn write_junk(&self, key: &str, value: &str) {
         let producer: FutureProducer =
             ClientConfig::new().set("bootstrap.servers", &self.config.kafka.brokers).create().unwrap();
         let record = FutureRecord::to(&self.config.kafka.topic).key(key).payload(value);
@@ -231,12 +242,12 @@ async fn while_the_database_is_away_plays_wait_in_the_log_and_each_is_counted_on
         .await;
     let mut records = world.write(plays(0, 200)).await;
     world.counts(records).await;
-    for (round, way) in [(1, Way::Dark), (2, Way::DeafAfter("commit")), (3, Way::Cut)] {
+    for (round, way) in [(1, Way::Dark), (2, Way::DeafAfter("commit\0")), (3, Way::Cut)] {
         proxy.set(way);
-        records += world.write(plays(round, 200)).await;
         let views = world.views().await;
-        eventually("it is in trouble", async || {
-            if way == Way::DeafAfter("commit") {
+        records += world.write(plays(round, 200)).await;
+        eventually(&format!("it is in trouble, {way:?}"), async || {
+            if way == Way::DeafAfter("commit\0") {
                 // It is counted, and who counted it isn't told.
                 return world.views().await > views;
             }

@@ -5,7 +5,7 @@ pub mod counting;
 mod doctor;
 mod following;
 mod producer;
-mod rebuild;
+pub mod rebuild;
 mod service;
 
 use std::{
@@ -53,7 +53,7 @@ async fn world() -> World {
 }
 
 /// One instance with other settings, whose plays go through the brokers that all tests share.
-async fn shared_with(change: impl FnOnce(&mut Config)) -> World {
+pub async fn shared_with(change: impl FnOnce(&mut Config)) -> World {
     world_with(&service("TEST_KAFKA_BROKERS"), 1, change).await
 }
 

@@ -31,13 +31,15 @@ async fn numbers(url: &str) -> Vec<String> {
     all
 }
 
-fn settings(world: &World) -> Vec<(&'static str, String)> {
+/// What a process has to be told to count the log of this world.
+pub fn settings(world: &World) -> Vec<(&'static str, String)> {
     let config = &world.config;
     vec![
         ("HEADCOUNT_BACKEND", "redis".to_owned()),
         ("HEADCOUNT_REDIS__URL", config.redis.url.expose().to_owned()),
         ("HEADCOUNT_REDIS__PREFIX", config.redis.prefix.clone()),
         ("HEADCOUNT_POSTGRES__URL", config.postgres.url.expose().to_owned()),
+        ("HEADCOUNT_POSTGRES__MIGRATE", config.postgres.migrate.to_string()),
         ("HEADCOUNT_KAFKA__BROKERS", config.kafka.brokers.clone()),
         ("HEADCOUNT_KAFKA__TOPIC", config.kafka.topic.clone()),
         ("HEADCOUNT_KAFKA__DEAD_LETTER_TOPIC", config.kafka.dead_letter_topic.clone()),
@@ -71,6 +73,7 @@ async fn a_rebuild_from_the_log_comes_to_what_was_there_and_only_into_an_empty_d
 
     let mut other = world.another_with(|config| config.kafka.consume = false).await;
     other.config.postgres.url = SecretUrl::new(new_database().await);
+    other.config.postgres.migrate = true;
     let (code, said) = rebuild(&other).await;
     assert_eq!(code, Some(0), "{said}");
     assert!(said.contains(&format!("counted all {records} records")), "{said}");

@@ -2,7 +2,12 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use rdkafka::{admin::AdminClient, config::FromClientConfigAndContext as _, error::KafkaError};
+use rdkafka::{
+    admin::AdminClient,
+    config::FromClientConfigAndContext as _,
+    error::{KafkaError, RDKafkaErrorCode},
+    metadata::MetadataTopic,
+};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -84,13 +89,13 @@ fn ends(counting: &Counting) -> Result<HashMap<i32, (i64, i64)>, KafkaError> {
     let client = admin.inner();
     let metadata = client.fetch_metadata(Some(topic), BROKERS_WAIT)?;
     let found = metadata.topics().iter().find(|found| found.name() == topic);
-    let parts = found.map(|found| found.partitions()).unwrap_or_default();
+    let parts = found.map(MetadataTopic::partitions).unwrap_or_default();
     let mut ends = HashMap::new();
     for part in parts {
         ends.insert(part.id(), client.fetch_watermarks(topic, part.id(), BROKERS_WAIT)?);
     }
     if ends.is_empty() {
-        return Err(KafkaError::MetadataFetch(rdkafka::error::RDKafkaErrorCode::UnknownTopicOrPartition));
+        return Err(KafkaError::MetadataFetch(RDKafkaErrorCode::UnknownTopicOrPartition));
     }
     Ok(ends)
 }

@@ -265,7 +265,7 @@ impl Follow {
                         // A backlog never lets this task wait.
                         tokio::task::consume_budget().await;
                     }
-                    Some(Err(error)) => self.failed(error)?,
+                    Some(Err(error)) => self.failed(&error)?,
                     None => return Err(StoreError::unexpected(Part::Kafka, "the client has ended")),
                 },
             }
@@ -372,12 +372,12 @@ impl Follow {
         }
     }
 
-    fn failed(&mut self, error: KafkaError) -> Result<(), StoreError> {
+    fn failed(&mut self, error: &KafkaError) -> Result<(), StoreError> {
         if let KafkaError::PartitionEOF(partition) = error {
-            self.finish(partition);
+            self.finish(*partition);
             return Ok(());
         }
-        let unavailable = StoreError::unavailable(Part::Kafka, told(&error));
+        let unavailable = StoreError::unavailable(Part::Kafka, told(error));
         let is_fatal = matches!(error, KafkaError::MessageConsumptionFatal(_));
         match error.rdkafka_error_code() {
             // The log doesn't reach back to where counting is, or it is another log.
@@ -417,13 +417,12 @@ impl Route {
     fn pass_on(&mut self) -> bool {
         while let Some(taken) = self.held.pop_front() {
             match self.records.try_send(taken) {
-                Ok(()) => {}
                 Err(mpsc::error::TrySendError::Full(taken)) => {
                     self.held.push_front(taken);
                     return false;
                 }
-                // The lane has ended, which its own end tells.
-                Err(mpsc::error::TrySendError::Closed(_)) => {}
+                // Or the lane has ended, which its own end tells.
+                Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => {}
             }
         }
         true
@@ -538,6 +537,7 @@ async fn another_topic(counting: Arc<Counting>, consumer: Arc<Native>, id: Uuid)
     }
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
 fn odd(error: KafkaError) -> StoreError {
     StoreError::unexpected(Part::Kafka, told(&error))
 }
