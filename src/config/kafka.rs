@@ -161,13 +161,19 @@ fn refused(_properties: &Properties) -> Option<(String, &'static str)> {
     None
 }
 
+/// What brokers must be in a build without Kafka in it.
+fn missing(is_built_in: bool) -> Option<&'static str> {
+    (!is_built_in).then_some(
+        "\"\" in this build, which has no Kafka in it; the Docker image has, and what \
+         `cargo build --release --features kafka` builds",
+    )
+}
+
 /// Looks at what Kafka asks of the others.
 pub(super) fn check(config: &Config, wrong: &mut impl FnMut(&str, String, &[&'static str], String)) {
     let kafka = &config.kafka;
     let brokers = format!("{:?}", kafka.brokers);
-    if !cfg!(feature = "kafka") {
-        let must = "\"\" in this build, which has no Kafka in it; the Docker image has, and what \
-                    `cargo build --release --features kafka` builds";
+    if let Some(must) = missing(cfg!(feature = "kafka")) {
         wrong("kafka.brokers", brokers, &[], must.to_owned());
         return;
     }
@@ -202,7 +208,7 @@ pub(super) fn check(config: &Config, wrong: &mut impl FnMut(&str, String, &[&'st
         wrong("plays.wait", true.to_string(), &["kafka.brokers"], must.to_owned());
     }
     if let Some((name, must)) = refused(&kafka.properties) {
-        let setting = format!("{}{name}", PROPERTIES);
+        let setting = format!("{PROPERTIES}{name}");
         wrong(&setting, "set".to_owned(), &[], must.to_owned());
     }
 }
@@ -227,6 +233,15 @@ mod tests {
             ["", "kafka", ":9092", "kafka:", "kafka:0", "kafka:65536", "user:password@kafka:9092", "a b:1"]
         {
             assert!(!is_broker(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_build_without_kafka_says_which_one_has_it() {
+        assert_eq!(missing(true), None);
+        let must = missing(false).unwrap();
+        for part in ["no Kafka in it", "Docker image", "--features kafka"] {
+            assert!(must.contains(part), "{part} is not in {must}");
         }
     }
 

@@ -157,7 +157,7 @@ impl Allowed {
             Self::Address => text.parse::<SocketAddr>().is_ok(),
             Self::LogFilter => is_log_filter(text),
             Self::Path => !text.is_empty() && !text.contains('\0'),
-            Self::PathOrNone => !text.contains('\0'),
+            Self::PathOrNone | Self::Property => !text.contains('\0'),
             Self::RedisUrl => is_redis_url(text),
             Self::RedisUrls => addresses(text).all(is_redis_url),
             Self::Name => (1..=64).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic()),
@@ -170,7 +170,6 @@ impl Allowed {
             Self::Brokers => text.is_empty() || text.split(',').all(kafka::is_broker),
             Self::Topic => kafka::is_topic(text),
             Self::Group => matches!(text.len(), 1..=255) && text.bytes().all(|byte| byte.is_ascii_graphic()),
-            Self::Property => !text.contains('\0'),
             Self::OurProperty => false,
         }
     }

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     config::kafka::Kafka,
-    store::kafka::{self, Quiet, told},
+    store::kafka::{self, Asking, Quiet, told},
 };
 
 /// An answer that takes longer isn't waited for: a doctor is no request.
@@ -23,26 +23,22 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The facts, or why there is no way to the brokers.
 pub(super) async fn ask(settings: &Kafka) -> Answer<Facts> {
-    let admin: AdminClient<Quiet> = AdminClient::from_config_and_context(&kafka::client(settings), Quiet)
-        .map_err(|error| told(&error))?;
+    let asking = Asking::new(settings)?;
     let names = [settings.topic.clone(), settings.dead_letter_topic.clone()];
-    let asking = move || {
-        let [topic, dead_letters] = names.map(|name| shape(&admin, &name));
-        (admin, topic, dead_letters)
-    };
-    let (admin, topic, dead_letters) =
-        tokio::task::spawn_blocking(asking).await.map_err(|error| error.to_string())?;
-    let (topic, dead_letters) = (topic?, dead_letters?);
+    // librdkafka blocks, for this and to end.
+    let asked =
+        tokio::task::spawn_blocking(move || Ok([shape(&asking, &names[0])?, shape(&asking, &names[1])?]));
+    let [topic, dead_letters] = asked.await.unwrap_or_else(|error| Err(error.to_string()))?;
     let settings = match topic {
-        Ok(Some(_)) => config_of(&admin, &settings.topic).await,
+        Ok(Some(_)) => config_of(settings).await,
         _ => Ok(BTreeMap::new()),
     };
     Ok(Facts { topic, dead_letters: dead_letters.map(|shape| shape.is_some()), settings })
 }
 
 /// How a topic lies on the brokers: nothing where it isn't there. The outer error is that nobody answers.
-fn shape(admin: &AdminClient<Quiet>, name: &str) -> Answer<Answer<Option<Shape>>> {
-    let metadata = admin.inner().fetch_metadata(Some(name), PATIENCE).map_err(|error| told(&error))?;
+fn shape(asking: &Asking, name: &str) -> Answer<Answer<Option<Shape>>> {
+    let metadata = asking.topic(name, PATIENCE)?;
     let Some(topic) = metadata.topics().iter().find(|topic| topic.name() == name) else {
         return Ok(Ok(None));
     };
@@ -65,9 +61,11 @@ fn shape_of(topic: &MetadataTopic) -> Shape {
 }
 
 /// The topic's settings, those it has from the brokers included.
-async fn config_of(admin: &AdminClient<Quiet>, topic: &str) -> Answer<BTreeMap<String, String>> {
+async fn config_of(settings: &Kafka) -> Answer<BTreeMap<String, String>> {
+    let admin: AdminClient<Quiet> = AdminClient::from_config_and_context(&kafka::client(settings), Quiet)
+        .map_err(|error| told(&error))?;
     let options = AdminOptions::new().request_timeout(Some(PATIENCE));
-    let asked = admin.describe_configs([&ResourceSpecifier::Topic(topic)], &options).await;
+    let asked = admin.describe_configs([&ResourceSpecifier::Topic(&settings.topic)], &options).await;
     let found =
         asked.map_err(|error| told(&error))?.pop().ok_or("it says nothing of the topic's settings")?;
     let entries = found.map_err(|error| error.to_string())?.entries;

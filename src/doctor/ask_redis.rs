@@ -44,7 +44,7 @@ async fn ask(
     let connection = client
         .get_multiplexed_async_connection_with_config(connect)
         .await
-        .map_err(|error| explained(&error, client))?;
+        .map_err(|error| explained(&error.to_string(), client))?;
     let mut asking = Asking { connection };
     let pong = redis::cmd("PING").query_async::<String>(&mut asking.connection).await;
     let writes = match pong {
@@ -52,7 +52,7 @@ async fn ask(
         // A Redis that can't save refuses even this, and answers whatever else is asked.
         Err(error) if error.code() == Some("MISCONF") => Err(error.to_string()),
         Err(error) if error.code() == Some("NOPERM") => Ok(()),
-        Err(error) => return Err(error.to_string()),
+        Err(error) => return Err(explained(&error.to_string(), client)),
     };
     Ok(Facts {
         writes,

@@ -27,6 +27,7 @@ mod doctor;
 mod documents;
 mod drain;
 mod durability;
+mod fleet;
 #[cfg(feature = "kafka")]
 mod kafka;
 #[cfg(feature = "failpoints")]

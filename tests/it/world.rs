@@ -91,6 +91,8 @@ impl World {
         config.presence.linger = Duration::from_millis(10);
         config.redis.batch_min_age = Duration::ZERO;
         config.redis.deadline = Duration::from_secs(10);
+        // While a test's clock stands still, no period is over.
+        config.jobs.flush_every = Duration::ZERO;
         if kind == BackendKind::Redis {
             config.redis.url = config::SecretUrl::new(service("TEST_REDIS_URL"));
             config.redis.prefix = format!("{}:", Uuid::now_v7().simple());

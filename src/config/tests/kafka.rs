@@ -2,6 +2,7 @@
 
 use super::{complaint, with, with_file};
 
+#[cfg(feature = "kafka")]
 const BROKERS: (&str, &str) = ("HEADCOUNT_KAFKA__BROKERS", "kafka-1:9092,kafka-2:9092");
 #[cfg(feature = "kafka")]
 const REDIS: (&str, &str) = ("HEADCOUNT_BACKEND", "redis");
@@ -10,15 +11,6 @@ const REDIS: (&str, &str) = ("HEADCOUNT_BACKEND", "redis");
 fn without_brokers_kafka_is_not_used_and_asks_nothing_of_others() {
     let loaded = with(&[("HEADCOUNT_KAFKA__DEADLINE", "1m"), ("HEADCOUNT_PLAYS__ACK", "received")]).unwrap();
     assert!(!loaded.config.kafka.is_used());
-}
-
-#[cfg(not(feature = "kafka"))]
-#[test]
-fn a_build_without_kafka_says_which_one_has_it() {
-    let text = complaint(with(&[BROKERS, ("HEADCOUNT_BACKEND", "redis")]));
-    for part in ["kafka.brokers", "no Kafka in it", "Docker image", "--features kafka"] {
-        assert!(text.contains(part), "{part} is not in {text}");
-    }
 }
 
 #[cfg(feature = "kafka")]

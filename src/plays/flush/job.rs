@@ -1,11 +1,12 @@
-//! When plays are flushed, and by whom: one job a partition in every instance, and a lock that keeps
-//! two instances from doing the same work at once.
+//! When plays are flushed, and by whom: one job a partition in every instance, once a period for all of
+//! them, and a lock that keeps two instances from doing the same work at once.
 
 use std::{future::Future, pin::pin, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use futures::future::{Either, select};
 use parking_lot::Mutex;
+use rand::RngExt;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::{Flushed, Flusher};
@@ -72,7 +73,21 @@ impl FlushJob {
             .collect()
     }
 
-    async fn run_once(&self) -> Result<Ran, StoreError> {
+    /// How long to leave the partition alone, where it has been flushed in this period: each video is
+    /// written once a period, however many instances there are.
+    async fn not_due_for(&self, connection: &Connection) -> Result<Option<Duration>, StoreError> {
+        let asking = self.flusher.since_last_claim(connection, self.partition);
+        let Some(ago) = failpoint::step("flush.due", Part::Redis, asking).await? else { return Ok(None) };
+        let Some(left) = self.every.mul_f64(0.9).checked_sub(ago).filter(|left| !left.is_zero()) else {
+            return Ok(None);
+        };
+        // A little after that, and not all at once: later, and one instance does all the work.
+        let late = rand::rng().random_range(0.05..0.15);
+        Ok(Some(left + self.every.mul_f64(late)))
+    }
+
+    /// Flushes the partition if nobody else is at it, and if it is `due` or its time has come.
+    async fn run_once(&self, due: bool) -> Result<Ran, StoreError> {
         if !self.flusher.ledger.postgres().is_migrated() {
             // That is told, once, by who brings it up to date.
             return Ok(Ran::Others(SCHEMA_SOON));
@@ -84,7 +99,13 @@ impl FlushJob {
             Taken::Mine(lock) => lock,
             Taken::Others(left) => return Ok(Ran::Others(left)),
         };
-        let ran = holding(&lock, &connection, self.flush(&connection)).await;
+        let work = async {
+            match if due { None } else { self.not_due_for(&connection).await? } {
+                Some(wait) => Ok(Ran::Others(wait)),
+                None => self.flush(&connection).await,
+            }
+        };
+        let ran = holding(&lock, &connection, work).await;
         // Not given back, it runs out by itself.
         let _ = failpoint::step("flush.unlock", Part::Redis, lock.release(&connection)).await;
         ran
@@ -166,7 +187,7 @@ impl Job for FlushJob {
     }
 
     async fn run(&self) -> Result<Option<Duration>, StoreError> {
-        let ran = match self.run_once().await {
+        let ran = match self.run_once(false).await {
             Ok(ran) => ran,
             Err(error) => {
                 metrics::counter!("headcount_flush_failed_total").increment(1);
@@ -189,7 +210,7 @@ impl Job for FlushJob {
         let last = async {
             let mut patience = LAST_WAIT;
             loop {
-                match self.run_once().await {
+                match self.run_once(true).await {
                     Ok(Ran::TooYoung(wait)) if wait <= patience => {
                         patience -= wait;
                         tokio::time::sleep(wait).await;

@@ -28,6 +28,7 @@ use crate::{
     store::{
         redis::{Connection, Redis, Replicas, reply},
         script::LuaScript,
+        time::TOLERATED_SKEW,
     },
 };
 
@@ -246,7 +247,7 @@ impl Flusher {
     ) -> Result<Option<Claim>, StoreError> {
         let keys = self.redis.keys();
         let mut script_keys = vec![keys.batch(partition), keys.dirty(partition), keys.refused(partition)];
-        let mut args = vec![Uuid::now_v7().to_string(), self.redis.clock().for_script()];
+        let mut args = vec![self.new_id().to_string(), self.redis.clock().for_script()];
         for video in videos {
             script_keys.push(keys.delta(partition, video));
             args.push(video.to_string());
@@ -273,6 +274,41 @@ impl Flusher {
         })?;
         self.take(&mut claim, full);
         Ok(Some(claim))
+    }
+
+    /// An id for a batch that is claimed now, which it tells: in Redis's time, as hosts differ.
+    fn new_id(&self) -> Uuid {
+        let now = u64::try_from(self.redis.clock().now().millis()).unwrap_or_default();
+        let nanos = u32::try_from(now % 1_000 * 1_000_000).expect("less than a second");
+        Uuid::new_v7(uuid::Timestamp::from_unix(uuid::NoContext, now / 1_000, nanos))
+    }
+
+    /// How long ago the last batch of a partition was claimed that somebody brought to its end; nothing
+    /// where a flush is due all the same: a batch is on its way, or as many videos wait as one can hold.
+    ///
+    /// # Errors
+    /// Redis is away.
+    async fn since_last_claim(
+        &self,
+        connection: &Connection,
+        partition: Partition,
+    ) -> Result<Option<Duration>, StoreError> {
+        let keys = self.redis.keys();
+        let (mut settled, mut exists, mut waiting) =
+            (redis::cmd("GET"), redis::cmd("EXISTS"), redis::cmd("SCARD"));
+        settled.arg(keys.settled(partition));
+        exists.arg(keys.batch(partition));
+        waiting.arg(keys.dirty(partition));
+        let [settled, exists, waiting] = connection.pipe_array([settled, exists, waiting]).await?;
+        let (settled, exists, waiting): (Option<String>, bool, usize) =
+            (reply(settled)?, reply(exists)?, reply(waiting)?);
+        if exists || waiting >= self.claimed_at_once() {
+            return Ok(None);
+        }
+        let claimed = settled.and_then(|id| claimed_at(&id));
+        let now = self.redis.clock().now();
+        // One of the future is of a clock that was set back since: it mustn't keep everybody waiting.
+        Ok(claimed.filter(|claimed| *claimed <= now + TOLERATED_SKEW).map(|claimed| now.since(claimed)))
     }
 
     /// Adds what this process knows of a batch beyond what Redis does.
@@ -345,6 +381,13 @@ impl Flusher {
             tracing::warn!(error = %error, "unique viewers couldn't be kept; the next flush tries again");
         }
     }
+}
+
+/// When a batch was claimed, by its id.
+fn claimed_at(id: &str) -> Option<Timestamp> {
+    let (secs, nanos) = Uuid::parse_str(id).ok()?.get_timestamp()?.to_unix();
+    let millis = secs.checked_mul(1_000)?.checked_add(u64::from(nanos) / 1_000_000)?;
+    i64::try_from(millis).ok().map(Timestamp::from_millis)
 }
 
 /// Reads what `claim.lua` answers.

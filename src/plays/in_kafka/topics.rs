@@ -14,11 +14,12 @@ use rdkafka::{
 use crate::{
     config::kafka::Kafka,
     error::{Part, StoreError},
-    store::kafka::{self, Quiet, told},
+    store::kafka::{self, Asking, Quiet, told},
 };
 
-/// How long the brokers have.
-const WAITS: Duration = Duration::from_secs(15);
+/// How long the brokers have to be reached, and to make topics.
+const REACHED_WITHIN: Duration = Duration::from_secs(5);
+const MADE_WITHIN: Duration = Duration::from_secs(15);
 
 /// What became of one topic.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +36,7 @@ pub struct Topic {
 /// The brokers are away, or refuse.
 pub async fn make(settings: &Kafka) -> Result<Vec<Topic>, StoreError> {
     let unavailable = |error: &KafkaError| StoreError::unavailable(Part::Kafka, told(error));
+    reach(settings).await.map_err(|reason| StoreError::unavailable(Part::Kafka, reason))?;
     let admin: AdminClient<Quiet> = AdminClient::from_config_and_context(&kafka::client(settings), Quiet)
         .map_err(|error| unavailable(&error))?;
     // A play is answered when all brokers but one have it: one may fail, and nothing waits for it.
@@ -52,7 +54,7 @@ pub async fn make(settings: &Kafka) -> Result<Vec<Topic>, StoreError> {
             .set("message.timestamp.type", "CreateTime")
     };
     let wanted = [topic(&settings.topic, settings.partitions), topic(&settings.dead_letter_topic, 1)];
-    let options = AdminOptions::new().request_timeout(Some(WAITS)).operation_timeout(Some(WAITS));
+    let options = AdminOptions::new().request_timeout(Some(MADE_WITHIN)).operation_timeout(Some(MADE_WITHIN));
     let results = admin.create_topics(&wanted, &options).await.map_err(|error| unavailable(&error))?;
     results
         .into_iter()
@@ -64,4 +66,11 @@ pub async fn make(settings: &Kafka) -> Result<Vec<Topic>, StoreError> {
             }
         })
         .collect()
+}
+
+/// Whether anybody answers, and why not: who makes topics only tells that nobody does.
+async fn reach(settings: &Kafka) -> Result<(), String> {
+    let (asking, topic) = (Asking::new(settings)?, settings.topic.clone());
+    let asked = tokio::task::spawn_blocking(move || asking.topic(&topic, REACHED_WITHIN).map(drop));
+    asked.await.unwrap_or_else(|error| Err(error.to_string()))
 }

@@ -112,6 +112,7 @@ impl RedisPresence {
     #[must_use]
     pub fn jobs(&self, config: &Config) -> Vec<Arc<dyn Job>> {
         let tally = Arc::new(Tally::new(self.redis.clock().now().secs()));
+        let fleet = Arc::new(sweep::Fleet::default());
         let slowed = slowed::Slowed { redis: self.redis.clone(), rhythm: self.rhythm.clone() };
         Partition::all()
             .map(|partition| {
@@ -121,6 +122,7 @@ impl RedisPresence {
                     map: self.map.clone(),
                     known: self.known.clone(),
                     tally: tally.clone(),
+                    fleet: fleet.clone(),
                 };
                 Arc::new(sweep::Sweep::new(means, config, partition)) as Arc<dyn Job>
             })

@@ -162,14 +162,16 @@ impl Writer {
             let round = self.merge.lock().take();
             #[expect(clippy::cast_precision_loss, reason = "a gauge; merges are far below 2^52")]
             metrics::gauge!("headcount_queue_depth", "queue" => "beats").set(round.marks.len() as f64);
-            let all_written = round.marks.is_empty() || self.write(round, &mut learnt).await;
-            self.failing.store(!all_written, Ordering::Relaxed);
+            let written =
+                if round.marks.is_empty() { Written::All } else { self.write(round, &mut learnt).await };
+            // What some nodes of a cluster don't take is written later, and no reason to refuse the rest.
+            self.failing.store(written == Written::Nothing, Ordering::Relaxed);
             if stopping.is_cancelled() {
                 let left = self.merge.lock().len();
                 if left == 0 {
                     return;
                 }
-                if !all_written {
+                if written != Written::All {
                     tracing::warn!(beats.left = left, "stopping with {left} beats that redis didn't take");
                     return;
                 }
@@ -199,10 +201,10 @@ impl Writer {
         }
     }
 
-    /// Writes a round in batches; what fails in passing is put back. `false` where anything did.
-    async fn write(&self, round: Round, learnt: &mut Learnt) -> bool {
+    /// Writes a round in batches; what fails in passing is put back.
+    async fn write(&self, round: Round, learnt: &mut Learnt) -> Written {
         let mut failed: HashSet<Beat> = HashSet::new();
-        let mut error = None;
+        let (mut error, mut tried) = (None, 0);
         // Who beat so long ago is offline by now; in a long outage that is most of them.
         let (now, window) = (self.redis.clock().now(), self.form.window);
         let mut marks = round.marks.into_iter().filter(|(_, mark)| now.since(mark.at) <= window);
@@ -219,6 +221,7 @@ impl Writer {
             let mut some = some.into_iter();
             while some.len() > 0 {
                 let batch: Vec<(Beat, Mark)> = some.by_ref().take(self.batch).collect();
+                tried += batch.len();
                 let began = std::time::Instant::now();
                 #[expect(clippy::cast_precision_loss, reason = "a histogram; batches are far below 2^52")]
                 metrics::histogram!("headcount_batch_size", "batch" => "beats").record(batch.len() as f64);
@@ -242,8 +245,20 @@ impl Writer {
             // A caller that gave up waiting is no failure.
             let _ = answer.send(result);
         }
-        error.is_none_or(|error| !error.is_transient())
+        match error {
+            Some(error) if error.is_transient() && failed.len() >= tried => Written::Nothing,
+            Some(error) if error.is_transient() => Written::Some,
+            _ => Written::All,
+        }
     }
+}
+
+/// How much of a round Redis took, but for what it will never take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Written {
+    All,
+    Some,
+    Nothing,
 }
 
 /// Orders beats by video and, whatever power of two the number of its shards is, by shard: that is told by

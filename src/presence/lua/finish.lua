@@ -1,4 +1,5 @@
--- End a sweep: publish the partition's ranking and when the pass began, if the lock is still mine.
+-- End a sweep, if the lock is still mine: publish the partition's ranking and when the pass began, and
+-- keep the lock until the next pass may begin.
 --
 -- KEYS
 --   [1] string: the lock, the owner's token
@@ -7,20 +8,22 @@
 -- ARGV
 --   [1] my token
 --   [2] when the pass began, Unix seconds
---   [3], [4] count and video; and so on
+--   [3] milliseconds from now until the lock runs out
+--   [4], [5] count and video; and so on
 -- Returns 1, or 0 where the lock is lost and nothing was written
 --
 -- Example, lock "t": KEYS { "task:lock:sweep:{0}", "video:swept:{0}", "video:rank:{0}" }
---   ARGV { "t", "5", "7", "42" }  ->  1
+--   ARGV { "t", "5", "54000", "7", "42" }  ->  1
 assert(#KEYS == 3, 'finish: want 3 keys')
-assert(#ARGV >= 2 and #ARGV % 2 == 0, 'finish: want pairs of args')
+assert(#ARGV >= 3 and #ARGV % 2 == 1, 'finish: want 3 args and pairs')
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return 0
 end
 redis.call('DEL', KEYS[3])
-if #ARGV > 2 then
-  redis.call('ZADD', KEYS[3], unpack(ARGV, 3))
+if #ARGV > 3 then
+  redis.call('ZADD', KEYS[3], unpack(ARGV, 4))
 end
 redis.call('SET', KEYS[2], ARGV[2])
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
 return 1

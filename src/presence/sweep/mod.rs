@@ -2,12 +2,17 @@
 //!
 //! Each partition is swept for itself under a fleet lock that is kept after a good pass, so that
 //! the next pass comes an interval later, whoever makes it. A pass that lost its lock stops before
-//! its next write; whatever it did until then is right whoever else does it.
+//! its next write; whatever it did until then is right whoever else does it. While a pass is under way
+//! the lock is a short one that is prolonged: whoever dies over it costs the fleet a third of an interval,
+//! so that no partition is left for two.
 
 mod pass;
 mod reshard;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
@@ -38,6 +43,24 @@ pub(super) struct Means {
     pub(super) map: ShardMap,
     pub(super) known: Known,
     pub(super) tally: Arc<Tally>,
+    pub(super) fleet: Arc<Fleet>,
+}
+
+/// Whether other instances sweep as well: when one of them was last met at a lock.
+#[derive(Debug, Default)]
+pub(super) struct Fleet(Mutex<Option<Instant>>);
+
+impl Fleet {
+    /// Of sixteen partitions an instance that isn't alone finds one taken in each interval.
+    const FORGOTTEN_AFTER: u32 = 3;
+
+    fn met(&self) {
+        *self.0.lock() = Some(Instant::now());
+    }
+
+    fn is_there(&self, interval: Duration) -> bool {
+        self.0.lock().is_some_and(|met| met.elapsed() < interval * Self::FORGOTTEN_AFTER)
+    }
 }
 
 /// The sweep of one partition.
@@ -50,9 +73,10 @@ pub struct Sweep {
     interval: Duration,
     window: Duration,
     note_life: Duration,
-    /// Kept after a good pass; given back at the end of the service.
+    /// Kept after a good pass; given back at the end of the service where it was alone.
     lock: Mutex<Option<Lock>>,
     tally: Arc<Tally>,
+    fleet: Arc<Fleet>,
     known: Known,
 }
 
@@ -78,7 +102,7 @@ pub struct Swept {
 impl Sweep {
     /// The sweep of `partition`.
     pub(super) fn new(means: Means, config: &Config, partition: Partition) -> Self {
-        let Means { redis, walker, map, known, tally } = means;
+        let Means { redis, walker, map, known, tally, fleet } = means;
         Self {
             redis,
             partition,
@@ -90,8 +114,20 @@ impl Sweep {
             note_life: note_life(&config.presence),
             lock: Mutex::default(),
             tally,
+            fleet,
             known,
         }
+    }
+
+    /// How long whoever dies over a pass keeps the others from it.
+    fn lease(&self) -> Duration {
+        self.interval.mul_f64(0.3)
+    }
+
+    /// For how much longer the lock of a good pass is kept that has taken so long: 0.9 of an interval in
+    /// all, so that whoever comes an interval later finds it free.
+    fn rest_of_interval(&self, taken: Duration) -> Duration {
+        self.interval.mul_f64(0.9).saturating_sub(taken)
     }
 
     /// Makes a pass if it is due; `Err` with the time left where another instance makes it.
@@ -101,11 +137,13 @@ impl Sweep {
     pub async fn run_once(&self) -> Result<Result<Swept, Duration>, StoreError> {
         let connection = self.redis.connection()?;
         let key = self.redis.keys().sweep_lock(self.partition);
-        // 0.9 of an interval: whoever comes an interval later finds it free.
-        let locking = Lock::take(&connection, key, self.interval.mul_f64(0.9));
+        let locking = Lock::take(&connection, key, self.lease());
         let lock = match failpoint::step("sweep.lock", Part::Redis, locking).await? {
             Taken::Mine(lock) => lock,
-            Taken::Others(left) => return Ok(Err(left)),
+            Taken::Others(left) => {
+                self.fleet.met();
+                return Ok(Err(left));
+            }
         };
         *self.lock.lock() = Some(lock.clone());
         let result = Pass::begin(self, connection.clone(), lock.clone()).run().await;
@@ -182,8 +220,10 @@ impl Job for Sweep {
         }
     }
 
+    /// One that is alone gives the lock back, so that its successor begins with a sweep. Where there are
+    /// others they make the next, and a successor is not to make one more in this interval.
     async fn finish(&self) {
-        let lock = self.lock.lock().take();
+        let lock = self.lock.lock().take().filter(|_| !self.fleet.is_there(self.interval));
         if let (Some(lock), Ok(connection)) = (lock, self.redis.connection())
             && let Err(error) = lock.release(&connection).await
         {

@@ -8,7 +8,7 @@ use std::{
 
 use super::{Sweep, Swept};
 use crate::{
-    clock::Timestamp,
+    clock::{Timestamp, millis},
     error::{Part, StoreError},
     failpoint,
     ids::VideoId,
@@ -54,6 +54,7 @@ pub(super) struct Pass<'a> {
     pub(super) sweep: &'a Sweep,
     pub(super) connection: Connection,
     pub(super) lock: Held,
+    started: Instant,
     began: Timestamp,
     pub(super) swept: Swept,
     ranking: BTreeSet<(Reverse<u64>, VideoId)>,
@@ -77,6 +78,7 @@ impl<'a> Pass<'a> {
             sweep,
             connection,
             lock: Held::new(lock),
+            started: Instant::now(),
             began: sweep.redis.clock().now(),
             swept: Swept::default(),
             ranking: BTreeSet::new(),
@@ -84,7 +86,6 @@ impl<'a> Pass<'a> {
     }
 
     pub(super) async fn run(mut self) -> Result<Swept, StoreError> {
-        let started = Instant::now();
         failpoint::step("sweep.stamps", Part::Redis, self.mind_the_gap()).await?;
         let videos = failpoint::step("sweep.registry", Part::Redis, self.registry()).await?;
         self.swept.videos = videos.len() as u64;
@@ -104,7 +105,7 @@ impl<'a> Pass<'a> {
             return Err(error);
         }
         failpoint::step("sweep.finish", Part::Redis, self.finish()).await?;
-        self.sweep.report(&self.swept, corrupt, started.elapsed());
+        self.sweep.report(&self.swept, corrupt, self.started.elapsed());
         Ok(self.swept)
     }
 
@@ -283,7 +284,12 @@ impl<'a> Pass<'a> {
 
     async fn finish(&self) -> Result<(), StoreError> {
         let keys = self.sweep.redis.keys();
-        let mut args = vec![self.lock.lock().token().to_owned(), self.began.secs().to_string()];
+        let kept = self.sweep.rest_of_interval(self.started.elapsed());
+        let mut args = vec![
+            self.lock.lock().token().to_owned(),
+            self.began.secs().to_string(),
+            millis(kept).to_string(),
+        ];
         for (Reverse(viewers), video) in &self.ranking {
             args.extend([viewers.to_string(), video.to_string()]);
         }

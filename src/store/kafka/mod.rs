@@ -1,6 +1,7 @@
 //! Ways to Kafka: how each of librdkafka's clients is set up, and whether the brokers can be used.
 //! No rule of the domain.
 
+mod ask;
 mod condition;
 
 pub use rdkafka::config::ClientConfig;
@@ -10,7 +11,10 @@ use rdkafka::{
     error::{KafkaError, RDKafkaErrorCode},
 };
 
-pub use self::condition::{Condition, Look};
+pub use self::{
+    ask::Asking,
+    condition::{Condition, Look},
+};
 use crate::config::kafka::Kafka;
 
 /// What librdkafka's own values don't fit; an operator may set other ones.

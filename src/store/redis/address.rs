@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use redis::{ClientTlsConfig, ConnectionAddr, RedisError, TlsCertificates};
+use redis::{ClientTlsConfig, ConnectionAddr, TlsCertificates};
 use rustls::{
     ClientConfig, RootCertStore,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
@@ -20,6 +20,9 @@ use crate::{
 const AUTHORITY: &str = "redis.ca_file";
 const CERTIFICATE: &str = "redis.client_cert_file";
 const KEY: &str = "redis.client_key_file";
+
+/// What the system says where the other side has ended a connection.
+const HUNG_UP: [&str; 3] = ["roken pipe", "reset by peer", "close_notify"];
 
 /// Whom Redis servers are known by, and what they know this client by.
 #[derive(Clone, Debug)]
@@ -93,13 +96,18 @@ impl Certificates {
 
 /// Why there is no connection, for whoever runs this.
 #[must_use]
-pub fn explained(error: &RedisError, client: &redis::Client) -> String {
+pub fn explained(error: &str, client: &redis::Client) -> String {
     let is_tls = matches!(client.get_connection_info().addr(), ConnectionAddr::TcpTls { .. });
-    if is_tls && error.is_timeout() {
+    let hint = match error {
         // To Redis, what TLS begins with is the beginning of a command: it waits for the rest.
-        return format!("{error} (at a port that doesn't speak TLS nobody would answer)");
-    }
-    tls::explained(&error.to_string(), AUTHORITY)
+        _ if is_tls && error.contains("timed out") => "at a port that doesn't speak TLS nobody would answer",
+        // It may have hung up before anybody read why.
+        _ if is_tls && HUNG_UP.iter().any(|word| error.contains(word)) => {
+            "perhaps it wants a client's certificate"
+        }
+        _ => return tls::explained(error, AUTHORITY),
+    };
+    format!("{error} ({hint})")
 }
 
 /// What the file holds; nothing where none is named.

@@ -15,6 +15,7 @@ use super::{
     Shared,
     address::explained,
     info_field,
+    keeper::reason,
     reply::{reply, server_error_code},
 };
 use crate::{
@@ -47,7 +48,7 @@ impl Node {
         let way = &shared.way;
         let inner = first_to_end(|| client.get_multiplexed_async_connection_with_config(&way.connect))
             .await
-            .map_err(|error| StoreError::unavailable(Part::Redis, explained(&error, client)))?;
+            .map_err(|error| StoreError::unavailable(Part::Redis, explained(&error.to_string(), client)))?;
         let mut node = Self {
             address: address.into(),
             run_id: "".into(),
@@ -55,8 +56,11 @@ impl Node {
             broken: AtomicBool::new(false),
             shared: shared.clone(),
         };
-        let (server, replication): (String, String) =
-            (node.ask(info("server")).await?, node.ask(info("replication")).await?);
+        let first = node.ask(info("server")).await;
+        // The first that is said on it: a server may only now have hung up.
+        let server: String = first
+            .map_err(|error| StoreError::unavailable(Part::Redis, explained(&reason(&error), client)))?;
+        let replication: String = node.ask(info("replication")).await?;
         if info_field(&replication, "role") == Some("slave") {
             return Err(StoreError::unavailable(Part::Redis, "READONLY it is a replica and takes no writes"));
         }

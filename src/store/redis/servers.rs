@@ -98,7 +98,7 @@ pub(super) async fn ask_seed(
     let mut connection = seed
         .get_multiplexed_async_connection_with_config(connect)
         .await
-        .map_err(|error| of(&explained(&error, seed)))?;
+        .map_err(|error| of(&explained(&error.to_string(), seed)))?;
     let mut slots = redis::cmd("CLUSTER");
     slots.arg("SLOTS");
     let asking = slots.query_async::<redis::Value>(&mut connection);
@@ -194,7 +194,7 @@ impl Sentinel {
             Some(connection) => connection,
             None => {
                 let connected = self.client.get_multiplexed_async_connection_with_config(connect).await;
-                kept.insert(connected.map_err(|error| explained(&error, &self.client))?)
+                kept.insert(connected.map_err(|error| explained(&error.to_string(), &self.client))?)
             }
         };
         let mut question = redis::cmd("SENTINEL");

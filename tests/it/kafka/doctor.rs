@@ -1,8 +1,10 @@
 //! The doctor before real brokers, and the command that makes the topics.
 
+use std::collections::HashMap;
+
 use headcount::{
     clock::SystemClock,
-    config::Config,
+    config::{Config, load::load},
     doctor::{Verdict, examine},
     plays::in_kafka::topics,
 };
@@ -10,7 +12,7 @@ use headcount::{
 use super::through_kafka;
 use crate::{
     process::ran,
-    world::{World, service},
+    world::{World, new_database, service},
 };
 
 const CHECKS: [&str; 5] =
@@ -43,12 +45,12 @@ async fn topics_that_migrate_made_are_fine_and_missing_ones_and_brokers_are_foun
 
 #[tokio::test]
 async fn migrate_makes_the_topics_once_and_says_so() {
-    let world = World::redis().await;
-    let mut config = world.config.clone();
+    let mut config = load(None, Some(HashMap::new())).unwrap().config;
     through_kafka(&mut config, &service("TEST_KAFKA_BROKERS"), 1);
+    let database = new_database().await;
     let variables = [
         ("HEADCOUNT_BACKEND", "redis"),
-        ("HEADCOUNT_POSTGRES__URL", config.postgres.url.expose()),
+        ("HEADCOUNT_POSTGRES__URL", &database),
         ("HEADCOUNT_KAFKA__BROKERS", &config.kafka.brokers),
         ("HEADCOUNT_KAFKA__TOPIC", &config.kafka.topic),
         ("HEADCOUNT_KAFKA__DEAD_LETTER_TOPIC", &config.kafka.dead_letter_topic),

@@ -6,6 +6,7 @@ mod doctor;
 mod following;
 mod producer;
 pub mod rebuild;
+mod secure;
 mod service;
 
 use std::{
@@ -19,10 +20,10 @@ use headcount::{
         record::{self, Received},
         topics,
     },
+    store::kafka::{self, ClientConfig},
 };
 use rdkafka::{
     Message as _, Offset, TopicPartitionList,
-    config::ClientConfig,
     consumer::{BaseConsumer, Consumer as _},
 };
 use uuid::Uuid;
@@ -71,13 +72,12 @@ async fn world_with(brokers: &str, replication: i32, change: impl FnOnce(&mut Co
 
 /// Every record of the topic now, by its partition, in order. What isn't readable fails the test.
 async fn log_of(config: &Config) -> BTreeMap<i32, Vec<Received>> {
-    let (brokers, topic) = (config.kafka.brokers.clone(), config.kafka.topic.clone());
-    tokio::task::spawn_blocking(move || read_log(&brokers, &topic)).await.unwrap()
+    let (client, topic) = (kafka::client(&config.kafka), config.kafka.topic.clone());
+    tokio::task::spawn_blocking(move || read_log(client, &topic)).await.unwrap()
 }
 
-fn read_log(brokers: &str, topic: &str) -> BTreeMap<i32, Vec<Received>> {
-    let consumer: BaseConsumer = ClientConfig::new()
-        .set("bootstrap.servers", brokers)
+fn read_log(mut client: ClientConfig, topic: &str) -> BTreeMap<i32, Vec<Received>> {
+    let consumer: BaseConsumer = client
         .set("group.id", "reads-the-log")
         .set("enable.auto.commit", "false")
         .set("enable.partition.eof", "false")

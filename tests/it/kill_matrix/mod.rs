@@ -22,6 +22,7 @@ const RECORD: &[&str] = &["record.send", "witness.report", "beats.write", "beats
 /// Steps of a flush.
 const FLUSH: &[&str] = &[
     "flush.lock",
+    "flush.due",
     "flush.look",
     "flush.claim",
     "flush.begin",

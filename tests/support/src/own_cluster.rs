@@ -187,11 +187,18 @@ impl OwnCluster {
         self.is_whole().await;
     }
 
-    /// The port of a replica of the primary at `port`.
+    /// The port of a replica of the primary at `port`, once everybody has heard of one.
     pub async fn replica_of(&self, port: u16) -> u16 {
-        let members = self.members().await;
-        let id = &members.iter().find(|member| member.port == port).unwrap().id;
-        members.iter().find(|member| member.follows.as_ref() == Some(id)).unwrap().port
+        let mut replica = None;
+        eventually("the primary has a replica", async || {
+            let members = self.members().await;
+            let primary = members.iter().find(|member| member.port == port).map(|member| &member.id);
+            let follows = members.iter().find(|it| primary.is_some() && it.follows.as_ref() == primary);
+            replica = follows.map(|member| member.port);
+            replica.is_some()
+        })
+        .await;
+        replica.unwrap()
     }
 
     async fn alive(&self) -> &OwnRedis {

@@ -6,7 +6,7 @@ use std::{ops::RangeInclusive, time::Duration};
 use headcount_support::Way;
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 
-use crate::world::INSTANCES;
+use crate::world::{INSTANCES, Kind};
 
 /// Something that happens to a running service.
 pub(crate) struct Fault {
@@ -35,6 +35,16 @@ pub(crate) enum Deed {
     FillRedis,
     /// Redis is made a replica and refuses to write.
     DemoteRedis,
+    /// kill -9 of a node of the cluster; its replica takes over, and it comes back as one.
+    KillPrimary,
+    /// A node of the cluster stands still, for longer or shorter than it takes to be taken for dead.
+    StopPrimary,
+    /// A replica takes over although its primary is well.
+    FailOver,
+    /// Slots go from one primary to another, and back.
+    MoveSlots,
+    /// A node comes, gets slots, gives them back, and goes.
+    AddNode,
     LoseScripts,
     EndRedisClients,
     RewriteRedisFile,
@@ -62,6 +72,25 @@ const fn fault(name: &'static str, weight: u32, lasts: RangeInclusive<u32>, deed
 const SLOW: Duration = Duration::from_millis(40);
 const TOO_SLOW: Duration = Duration::from_millis(400);
 
+impl Deed {
+    /// Whether there is what it is done to.
+    fn is_for(self, kind: Kind) -> bool {
+        match self {
+            Self::KillRedis
+            | Self::RestartRedis
+            | Self::StopRedis
+            | Self::FillRedis
+            | Self::DemoteRedis
+            | Self::RewriteRedisFile
+            | Self::BreakWayToRedis(_) => kind == Kind::Single,
+            Self::KillPrimary | Self::StopPrimary | Self::FailOver | Self::MoveSlots | Self::AddNode => {
+                kind == Kind::Cluster
+            }
+            _ => true,
+        }
+    }
+}
+
 /// What there is. Deadlines are 500 ms (Redis) and 2 s (Postgres), the flush's lock lasts 10 s: some
 /// of everything is shorter and longer.
 pub(crate) const FAULTS: &[Fault] = &[
@@ -75,6 +104,11 @@ pub(crate) const FAULTS: &[Fault] = &[
     fault("redis stopped", 5, 100..=5_000, Deed::StopRedis),
     fault("redis out of memory", 4, 100..=3_000, Deed::FillRedis),
     fault("redis demoted", 3, 100..=3_000, Deed::DemoteRedis),
+    fault("primary killed", 8, 50..=3_000, Deed::KillPrimary),
+    fault("primary stopped", 6, 100..=5_000, Deed::StopPrimary),
+    fault("primary demoted", 6, 50..=50, Deed::FailOver),
+    fault("slots moved", 8, 50..=50, Deed::MoveSlots),
+    fault("node added and removed", 4, 50..=50, Deed::AddNode),
     fault("redis scripts lost", 4, 50..=50, Deed::LoseScripts),
     fault("redis clients ended", 4, 50..=50, Deed::EndRedisClients),
     fault("redis file rewritten", 2, 50..=50, Deed::RewriteRedisFile),
@@ -110,22 +144,26 @@ pub(crate) struct Stroke {
 }
 
 /// An endless row of strokes, the same for the same seed.
-pub(crate) struct Schedule(StdRng);
+pub(crate) struct Schedule {
+    random: StdRng,
+    faults: Vec<&'static Fault>,
+}
 
 impl Schedule {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(StdRng::seed_from_u64(seed))
+    pub(crate) fn new(seed: u64, kind: Kind) -> Self {
+        let faults = FAULTS.iter().filter(|fault| fault.deed.is_for(kind)).collect();
+        Self { random: StdRng::seed_from_u64(seed), faults }
     }
 
     pub(crate) fn next(&mut self) -> Stroke {
-        let Self(random) = self;
-        let mut left = random.random_range(0..FAULTS.iter().map(|fault| fault.weight).sum());
-        let drawn = FAULTS.iter().find(|fault| {
+        let Self { random, faults } = self;
+        let mut left = random.random_range(0..faults.iter().map(|fault| fault.weight).sum());
+        let drawn = faults.iter().find(|fault| {
             let found = left < fault.weight;
             left = left.saturating_sub(fault.weight);
             found
         });
-        let fault = drawn.unwrap_or(&FAULTS[0]);
+        let fault = drawn.copied().unwrap_or(&FAULTS[0]);
         let (shortest, longest) = (f64::from(*fault.lasts.start()), f64::from(*fault.lasts.end()));
         let lasts = shortest * (longest / shortest).powf(random.random());
         // Mostly two things overlap; now and then everything has the time to recover.
@@ -143,8 +181,8 @@ impl Schedule {
 mod tests {
     use super::*;
 
-    fn drawn(seed: u64) -> Vec<(&'static str, usize, Duration, Duration)> {
-        let mut schedule = Schedule::new(seed);
+    fn drawn(seed: u64, kind: Kind) -> Vec<(&'static str, usize, Duration, Duration)> {
+        let mut schedule = Schedule::new(seed, kind);
         let mut next = || schedule.next();
         let row = std::iter::repeat_with(|| {
             let Stroke { fault, instance, lasts, after } = next();
@@ -155,13 +193,13 @@ mod tests {
 
     #[test]
     fn the_same_seed_gives_the_same_schedule_and_another_another() {
-        assert_eq!(drawn(7), drawn(7));
-        assert_ne!(drawn(7), drawn(8));
+        assert_eq!(drawn(7, Kind::Single), drawn(7, Kind::Single));
+        assert_ne!(drawn(7, Kind::Single), drawn(8, Kind::Single));
     }
 
     #[test]
     fn every_fault_comes_up_and_lasts_as_long_as_it_may() {
-        let drawn = drawn(1);
+        let drawn = [Kind::Single, Kind::Cluster].map(|kind| drawn(1, kind)).concat();
         for fault in FAULTS {
             let lasts: Vec<_> =
                 drawn.iter().filter(|(name, ..)| *name == fault.name).map(|(.., lasts, _)| lasts).collect();

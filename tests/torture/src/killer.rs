@@ -14,10 +14,11 @@ use tokio::{
 };
 
 use crate::{
+    cluster::{AnyRedis, END_CLIENTS, LOSE_SCRIPTS, here},
     faults::{Deed, Schedule, Stroke},
     instance::{self, Drained, Instance},
     keys,
-    stores::Redis,
+    stores::{Redis, expire},
     tails::Tails,
     tally::{Tally, Wrong},
     world::World,
@@ -48,7 +49,7 @@ impl Killer {
     /// # Errors
     /// Something could not be started again: that is no fault of the service's.
     pub(crate) async fn run(self: Arc<Self>, seed: u64, until: Instant) -> anyhow::Result<()> {
-        let mut schedule = Schedule::new(seed);
+        let mut schedule = Schedule::new(seed, self.world.kind);
         let places = Arc::new(Semaphore::new(AT_ONCE as usize));
         let mut under_way = JoinSet::new();
         loop {
@@ -102,7 +103,8 @@ impl Killer {
                 format!(" {instance}")
             }
             Deed::BreakWayToRedis(way) => {
-                self.on_way(&*self.world.ways[*instance].redis.lock().await, stroke, way).await;
+                let proxy = self.world.ways[*instance].redis.as_ref().context("no way to break")?;
+                self.on_way(&*proxy.lock().await, stroke, way).await;
                 format!(" of {instance}")
             }
             Deed::BreakWayToPostgres(way) => {
@@ -195,6 +197,15 @@ impl Killer {
         let mut redis = self.world.redis.lock().await;
         self.begins(stroke);
         match stroke.fault.deed {
+            Deed::ExpireTotals => return expire(&redis.ports(), &keys::totals(), stroke.lasts).await,
+            Deed::ExpireLocks => return expire(&redis.ports(), &keys::locks(), stroke.lasts).await,
+            _ => {}
+        }
+        let redis = match &mut *redis {
+            AnyRedis::One(redis) => redis,
+            AnyRedis::Cluster(cluster) => return here(cluster.strike(stroke)),
+        };
+        match stroke.fault.deed {
             Deed::KillRedis | Deed::RestartRedis => {
                 if stroke.fault.deed == Deed::KillRedis {
                     redis.kill().await?;
@@ -211,22 +222,20 @@ impl Killer {
             }
             Deed::FillRedis => {
                 for limit in ["1", "0"] {
-                    tell(&redis, &["CONFIG", "SET", "maxmemory", limit]).await?;
+                    tell(redis, &["CONFIG", "SET", "maxmemory", limit]).await?;
                     sleep(stroke.lasts).await;
                 }
             }
             Deed::DemoteRedis => {
                 // Nobody is there: it waits for its primary, and keeps what it has.
-                tell(&redis, &["REPLICAOF", "127.0.0.1", "1"]).await?;
+                tell(redis, &["REPLICAOF", "127.0.0.1", "1"]).await?;
                 sleep(stroke.lasts).await;
-                tell(&redis, &["REPLICAOF", "NO", "ONE"]).await?;
+                tell(redis, &["REPLICAOF", "NO", "ONE"]).await?;
             }
-            Deed::LoseScripts => tell(&redis, &["SCRIPT", "FLUSH"]).await?,
-            Deed::EndRedisClients => tell(&redis, &["CLIENT", "KILL", "TYPE", "normal"]).await?,
-            Deed::ExpireTotals => redis.expire(&keys::totals(), stroke.lasts).await?,
-            Deed::ExpireLocks => redis.expire(&keys::locks(), stroke.lasts).await?,
+            Deed::LoseScripts => tell(redis, &LOSE_SCRIPTS).await?,
+            Deed::EndRedisClients => tell(redis, &END_CLIENTS).await?,
             // One that is under way already is as good.
-            _ => drop(tell(&redis, &["BGREWRITEAOF"]).await),
+            _ => drop(tell(redis, &["BGREWRITEAOF"]).await),
         }
         Ok(())
     }

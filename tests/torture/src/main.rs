@@ -6,6 +6,7 @@
 mod audience;
 mod audit;
 mod clients;
+mod cluster;
 mod faults;
 mod http;
 mod instance;
@@ -28,7 +29,7 @@ use anyhow::{Context as _, ensure};
 use clap::Parser;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::world::Programs;
+use crate::world::{Kind, Programs};
 
 /// Kill everything around headcount at random, and look whether every play is counted once.
 #[derive(Debug, Parser)]
@@ -43,6 +44,9 @@ struct Options {
     /// Plays a second, all players together.
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     rate: u32,
+    /// On a Redis Cluster, whose primaries are killed and whose slots move.
+    #[arg(long)]
+    cluster: bool,
     /// The service.
     #[arg(long, value_name = "FILE")]
     headcount: PathBuf,
@@ -52,11 +56,12 @@ struct Options {
 }
 
 fn main() -> anyhow::Result<ExitCode> {
-    let Options { minutes, seed, rate, headcount, postgres } = Options::parse();
+    let Options { minutes, seed, rate, cluster, headcount, postgres } = Options::parse();
     ensure!(minutes > 0.0 && minutes < 1e6, "minutes must be more than 0");
     let programs = Programs { headcount, postgres };
     let seed = seed.unwrap_or_else(|| u64::from(rand::random::<u32>()));
-    let plan = run::Plan { seed, lasts: Duration::from_secs_f64(minutes * 60.0), rate };
+    let kind = if cluster { Kind::Cluster } else { Kind::Single };
+    let plan = run::Plan { seed, lasts: Duration::from_secs_f64(minutes * 60.0), rate, kind };
     let folder = tempfile::Builder::new().prefix("headcount-torture.").tempdir()?;
     println!("torture: {minutes} minutes, seed {seed}, logs and data in {}", folder.path().display());
 

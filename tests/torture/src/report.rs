@@ -6,7 +6,7 @@ use crate::{
     instance::Life,
     tally::{Tally, Wrong},
     verdict::Off,
-    world::INSTANCES,
+    world::{INSTANCES, Kind},
 };
 
 /// Between two lines.
@@ -36,12 +36,15 @@ pub(crate) async fn progress(tally: Arc<Tally>) -> anyhow::Result<()> {
 pub(crate) struct Report {
     pub(crate) tally: Arc<Tally>,
     pub(crate) off: Off,
+    pub(crate) kind: Kind,
     /// Of each instance.
     pub(crate) lives: [Vec<Life>; INSTANCES],
 }
 
-/// Faults that a torture must have seen for its verdict to mean something.
+/// Faults that a torture must have seen for its verdict to mean something; a cluster takes its time to be
+/// whole again.
 const FAULTS_A_MINUTE: f64 = 20.0;
+const FAULTS_OF_A_CLUSTER: f64 = 8.0;
 
 impl Report {
     /// Prints all of it; answers whether nothing went wrong.
@@ -66,10 +69,14 @@ impl Report {
             seen(Wrong::StepBack),
         );
         // One that hardly disturbed anything shows nothing.
+        let wanted = match self.kind {
+            Kind::Single => FAULTS_A_MINUTE,
+            Kind::Cluster => FAULTS_OF_A_CLUSTER,
+        };
         #[expect(clippy::cast_precision_loss, reason = "a number of faults")]
-        let enough = faults as f64 >= minutes * FAULTS_A_MINUTE;
+        let enough = faults as f64 >= minutes * wanted;
         if !enough {
-            println!("torture: at least {FAULTS_A_MINUTE} faults a minute are wanted");
+            println!("torture: at least {wanted} faults a minute are wanted");
         }
         count == 0 && enough
     }

@@ -19,7 +19,7 @@ use crate::{
     tails::Tails,
     tally::{Tally, Wrong},
     verdict,
-    world::{INSTANCES, Programs, World},
+    world::{INSTANCES, Kind, Programs, World},
 };
 
 /// How long the last plays may take to be answered once everything is well.
@@ -34,6 +34,7 @@ pub(crate) struct Plan {
     pub(crate) lasts: Duration,
     /// Plays a second.
     pub(crate) rate: u32,
+    pub(crate) kind: Kind,
 }
 
 /// Tortures, heals and judges.
@@ -42,7 +43,7 @@ pub(crate) struct Plan {
 /// It could not be brought to its end, for a reason that isn't the service's.
 pub(crate) async fn run(plan: &Plan, programs: &Programs, folder: &Path) -> anyhow::Result<Report> {
     let tally = Arc::new(Tally::new(folder)?);
-    let world = World::start(programs, folder).await?;
+    let world = World::start(plan.kind, programs, folder).await?;
     let tails = Arc::new(Tails::new());
     let videos: Arc<Vec<Video>> = Arc::new((0..VIDEOS).map(Video::new).collect());
     let killer = Arc::new(Killer { world: world.clone(), tally: tally.clone(), tails: tails.clone() });
@@ -94,7 +95,7 @@ pub(crate) async fn run(plan: &Plan, programs: &Programs, folder: &Path) -> anyh
             tally.wrong(Wrong::Promise, &format!("instance {index} grew from {first} to {last} MiB"));
         }
     }
-    Ok(Report { tally, off, lives })
+    Ok(Report { tally, off, kind: plan.kind, lives })
 }
 
 /// Starts whoever looks on and changes nothing.

@@ -91,30 +91,43 @@ impl Redis {
             .await?
     }
 
-    /// For so long removes keys that may run out at any time, as soon as they are there.
-    pub(crate) async fn expire(&self, keys: &[String], lasts: Duration) -> anyhow::Result<()> {
-        let mut remove = redis::cmd("DEL");
-        remove.arg(keys);
-        let until = Instant::now() + lasts;
-        tokio::time::timeout(lasts + DEADLINE, async {
-            let mut connection = self.connect().await?;
-            while Instant::now() < until {
-                remove.exec_async(&mut connection).await?;
-                tokio::time::sleep(EXPIRE_EVERY).await;
-            }
-            Ok(())
-        })
-        .await?
-    }
-
     async fn connect(&self) -> redis::RedisResult<MultiplexedConnection> {
-        let client = redis::Client::open(format!("redis://127.0.0.1:{}", self.port))?;
-        // The library's own limits are those of a machine that has nothing else to do.
-        let patient = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(DEADLINE))
-            .set_response_timeout(Some(DEADLINE));
-        client.get_multiplexed_async_connection_with_config(&patient).await
+        connect(self.port).await
     }
+}
+
+/// A connection to a Redis of this run, not by one of the service's ways.
+pub(crate) async fn connect(port: u16) -> redis::RedisResult<MultiplexedConnection> {
+    let client = redis::Client::open(format!("redis://127.0.0.1:{port}"))?;
+    // The library's own limits are those of a machine that has nothing else to do.
+    let patient = AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(DEADLINE))
+        .set_response_timeout(Some(DEADLINE));
+    client.get_multiplexed_async_connection_with_config(&patient).await
+}
+
+/// For so long removes keys that may run out at any time from these servers, as soon as they are there.
+pub(crate) async fn expire(ports: &[u16], keys: &[String], lasts: Duration) -> anyhow::Result<()> {
+    let until = Instant::now() + lasts;
+    tokio::time::timeout(lasts + DEADLINE, async {
+        let mut connections = Vec::new();
+        for port in ports {
+            connections.push(connect(*port).await?);
+        }
+        while Instant::now() < until {
+            for connection in &mut connections {
+                // One by one: in a cluster each has its place, and what isn't here is refused.
+                let mut all = redis::pipe();
+                for key in keys {
+                    all.del(key).ignore();
+                }
+                let _ = all.exec_async(connection).await;
+            }
+            tokio::time::sleep(EXPIRE_EVERY).await;
+        }
+        Ok(())
+    })
+    .await?
 }
 
 /// Where Postgres's programs and files are.

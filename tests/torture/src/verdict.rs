@@ -17,13 +17,6 @@ use crate::{
 /// How long nothing may move that is to come to its end.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Answers which of its keys are there.
-const THERE: &str = "local there = {}
-    for _, key in ipairs(KEYS) do
-        if redis.call('EXISTS', key) == 1 then there[#there + 1] = key end
-    end
-    return there";
-
 /// Waits until no play is on its way any more.
 pub(crate) async fn settle(world: &World, tally: &Tally) -> anyhow::Result<()> {
     let mut before = Vec::new();
@@ -46,9 +39,7 @@ pub(crate) async fn settle(world: &World, tally: &Tally) -> anyhow::Result<()> {
 }
 
 async fn pending(world: &World) -> anyhow::Result<Vec<String>> {
-    let keys = keys::pending();
-    let redis = world.redis.lock().await;
-    redis.ask(redis::cmd("EVAL").arg(THERE).arg(keys.len()).arg(keys)).await
+    world.redis.lock().await.there(&keys::pending()).await
 }
 
 /// How many plays the database has too few or too many.
