@@ -18,6 +18,7 @@ RUN apt-get update \
 COPY Cargo.toml Cargo.lock ./
 COPY .cargo .cargo
 COPY tests tests
+COPY crates crates
 RUN mkdir src benches \
     && touch src/lib.rs \
     && for crate in tests/*; do mkdir "$crate/src" && touch "$crate/src/lib.rs"; done \

@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 
 use crate::{
     api::{self, AppState, Parts},
-    backend,
+    backend::{self, Stores},
     clock::Clock,
     config::{BackendKind, Config},
     doctor, jobs,
@@ -48,8 +48,15 @@ impl Listeners {
     /// One of them can't be had.
     pub async fn bind(config: &Config) -> anyhow::Result<Self> {
         let public = listen("server.listen", config.server.listen).await?;
-        let ops = listen("ops.listen", config.ops.listen).await?;
-        Ok(Self { public, ops })
+        Ok(Self { public, ops: Self::for_operators(config).await? })
+    }
+
+    /// Listens at the operators' address alone.
+    ///
+    /// # Errors
+    /// It can't be had.
+    pub async fn for_operators(config: &Config) -> anyhow::Result<TcpListener> {
+        listen("ops.listen", config.ops.listen).await
     }
 }
 
@@ -79,7 +86,7 @@ pub async fn serve(
         .with_context(|| format!("can't open the {} backend", config.backend.name()))?;
 
     let watch = Watch::default();
-    let mut jobs = stores.jobs;
+    let mut jobs = stores.jobs.clone();
     jobs.push(Arc::new(Upkeep::of(&metrics)));
     if config.backend == BackendKind::Redis {
         jobs.push(Arc::new(doctor::Watching::new(&config, clock.clone(), draining.clone())) as Arc<dyn Job>);
@@ -101,20 +108,7 @@ pub async fn serve(
         let watching = pressure::watch(gate, queues, pulse, press, lifecycle.stopping(Phase::Links));
         lifecycle.spawn(Phase::Links, "pressure", watching);
     }
-    let state = AppState::new(Parts {
-        presence: stores.presence,
-        plays: stores.plays,
-        videos: Catalog::new(stores.videos, config.videos.unknown, clock.clone()),
-        audit: stores.audit,
-        health: stores.health,
-        jobs: watch,
-        draining,
-        clock,
-        identity: config.presence.identity,
-        window: config.presence.window,
-        request_timeout: config.server.request_timeout,
-        body_timeout: config.server.body_timeout,
-    });
+    let state = state(&config, stores, watch, &lifecycle, clock);
     announce(&config, &listeners)?;
     lifecycle.spawn(
         Phase::Http,
@@ -127,19 +121,75 @@ pub async fn serve(
             patience(&config),
         ),
     );
-    // Up until the end, so that probes and scrapes see the drain.
-    lifecycle.spawn(
-        Phase::Links,
-        "operators-http",
-        server::serve(
-            listeners.ops,
-            api::operators(state, metrics.renderer()),
-            Door { connections: OPERATORS_CONNECTIONS, gate: None, ..door },
-            lifecycle.stopping(Phase::Links),
-            OPERATORS_PATIENCE,
-        ),
-    );
+    operate(listeners.ops, &config, state, &metrics, &lifecycle);
     Ok(lifecycle.run().await)
+}
+
+/// Counts what is in Kafka's log until `lifecycle` is asked to stop. Only operators are served.
+///
+/// # Errors
+/// The stores can't be opened.
+#[cfg(feature = "kafka")]
+pub async fn consume(
+    config: Config,
+    ops: TcpListener,
+    lifecycle: Lifecycle,
+    clock: Arc<dyn Clock>,
+    metrics: Metrics,
+) -> anyhow::Result<Stopped> {
+    let stores = backend::open(&config, &lifecycle, clock.clone())
+        .await
+        .inspect_err(|_| lifecycle.abandon())
+        .with_context(|| format!("can't open the {} backend", config.backend.name()))?;
+    let watch = Watch::default();
+    // What else there is to do is done by those who serve.
+    jobs::start(&lifecycle, &watch, Arc::new(Upkeep::of(&metrics)));
+    let ops_listen = ops.local_addr().context("ops.listen is gone")?;
+    tracing::info!(
+        ops.listen = %ops_listen,
+        "headcount {} counts the plays in kafka's log, and listens for operators at http://{ops_listen}",
+        env!("CARGO_PKG_VERSION")
+    );
+    operate(ops, &config, state(&config, stores, watch, &lifecycle, clock), &metrics, &lifecycle);
+    Ok(lifecycle.run().await)
+}
+
+fn state(
+    config: &Config,
+    stores: Stores,
+    jobs: Watch,
+    lifecycle: &Lifecycle,
+    clock: Arc<dyn Clock>,
+) -> AppState {
+    AppState::new(Parts {
+        presence: stores.presence,
+        plays: stores.plays,
+        videos: Catalog::new(stores.videos, config.videos.unknown, clock.clone()),
+        audit: stores.audit,
+        health: stores.health,
+        jobs,
+        draining: lifecycle.draining(),
+        clock,
+        identity: config.presence.identity,
+        window: config.presence.window,
+        request_timeout: config.server.request_timeout,
+        body_timeout: config.server.body_timeout,
+    })
+}
+
+/// Serves operators, up until the end, so that probes and scrapes see the drain.
+fn operate(ops: TcpListener, config: &Config, state: AppState, metrics: &Metrics, lifecycle: &Lifecycle) {
+    let door = Door {
+        connections: OPERATORS_CONNECTIONS,
+        header_timeout: config.server.header_timeout,
+        write_timeout: config.server.write_timeout,
+        gate: None,
+        refuse: api::refuse,
+    };
+    let routes = api::operators(state, metrics.renderer());
+    let stopping = lifecycle.stopping(Phase::Links);
+    let serving = server::serve(ops, routes, door, stopping, OPERATORS_PATIENCE);
+    lifecycle.spawn(Phase::Links, "operators-http", serving);
 }
 
 /// What players and pages are held to.

@@ -5,7 +5,10 @@ use std::{sync::Arc, time::Duration};
 use async_trait::async_trait;
 
 #[cfg(feature = "kafka")]
-use crate::plays::in_kafka::KafkaPlays;
+use crate::plays::in_kafka::{
+    KafkaPlays,
+    consumer::{self, Rebuilt},
+};
 use crate::{
     clock::{Clock, Timestamp},
     config::{BackendKind, Config},
@@ -207,6 +210,26 @@ pub async fn open_books(
             Ok(Arc::new(books))
         }
     }
+}
+
+/// Makes all totals anew from Kafka's log, into an empty database. Redis is left alone.
+///
+/// # Errors
+/// A store is away, or the database isn't empty.
+#[cfg(feature = "kafka")]
+pub async fn rebuild(
+    config: &Config,
+    lifecycle: &Lifecycle,
+    clock: Arc<dyn Clock>,
+) -> anyhow::Result<Rebuilt> {
+    let postgres = Postgres::new(&config.postgres)?;
+    if config.postgres.migrate {
+        postgres.migrate().await?;
+    }
+    postgres.start(lifecycle);
+    let clock = Arc::new(StoreClock::new(clock, Duration::ZERO));
+    let ledger = Ledger::new(postgres, config.plays.timezone);
+    Ok(consumer::rebuild(config, ledger, clock, &lifecycle.draining()).await?)
 }
 
 /// Nothing can be taken without Redis; without Postgres everything can, for a while.

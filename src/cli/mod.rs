@@ -2,6 +2,8 @@
 
 mod audit;
 mod check_config;
+#[cfg(feature = "kafka")]
+mod consume;
 mod doctor;
 mod healthcheck;
 mod migrate;
@@ -46,6 +48,9 @@ enum Command {
     Migrate,
     /// Check the settings, and show those that differ from the built-in ones.
     CheckConfig,
+    /// Count the plays that are in Kafka's log, without serving players.
+    #[cfg(feature = "kafka")]
+    Consume(consume::Options),
     /// Check that the stores are set up so that the promises hold.
     Doctor(doctor::Options),
     /// Look whether every play that was counted is still somewhere: 0 if so, else 1.
@@ -87,6 +92,8 @@ pub fn run(cli: Cli) -> ExitCode {
     let ended = match cli.command {
         Some(Command::Audit(options)) => audit::run(file, &options),
         Some(Command::CheckConfig) => check_config::run(file),
+        #[cfg(feature = "kafka")]
+        Some(Command::Consume(options)) => consume::run(file, &options),
         Some(Command::Doctor(options)) => doctor::run(file, &options),
         Some(Command::Healthcheck(options)) => healthcheck::run(file, &options),
         Some(Command::Migrate) => migrate::run(file),

@@ -8,7 +8,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::{
     app::{self, Listeners},
     clock::SystemClock,
-    config::load::{Loaded, load},
+    config::{
+        Config,
+        load::{Loaded, load},
+    },
     lifecycle::{Lifecycle, Phase, Stopped},
     telemetry::{self, metrics::Metrics},
 };
@@ -25,7 +28,12 @@ pub(super) fn run(file: Option<&Path>) -> anyhow::Result<ExitCode> {
     let ended = runtime.block_on(serve(loaded));
     // Whatever still runs was given its time.
     runtime.shutdown_background();
-    Ok(match ended {
+    Ok(told(ended))
+}
+
+/// Tells how a run of the service ended.
+pub(super) fn told(ended: anyhow::Result<Stopped>) -> ExitCode {
+    match ended {
         Ok(Stopped::Drained) => {
             tracing::info!("drained and stopped");
             ExitCode::SUCCESS
@@ -43,17 +51,11 @@ pub(super) fn run(file: Option<&Path>) -> anyhow::Result<ExitCode> {
             tracing::error!("can't start: {error:#}");
             ExitCode::FAILURE
         }
-    })
+    }
 }
 
 async fn serve(loaded: Loaded) -> anyhow::Result<Stopped> {
-    let Loaded { config, warnings, given } = loaded;
-    for warning in warnings {
-        tracing::warn!("{warning}");
-    }
-    for setting in given {
-        tracing::info!("{setting}");
-    }
+    let config = announced(loaded);
     let metrics = Metrics::install()?;
     let listeners = Listeners::bind(&config).await?;
     let lifecycle = Lifecycle::new(config.server.drain_delay, config.server.drain);
@@ -61,8 +63,20 @@ async fn serve(loaded: Loaded) -> anyhow::Result<Stopped> {
     app::serve(config, listeners, lifecycle, SystemClock::start(), metrics).await
 }
 
+/// The settings, with what is to be said of them in the log.
+pub(super) fn announced(loaded: Loaded) -> Config {
+    let Loaded { config, warnings, given } = loaded;
+    for warning in warnings {
+        tracing::warn!("{warning}");
+    }
+    for setting in given {
+        tracing::info!("{setting}");
+    }
+    config
+}
+
 /// The first signal drains, the second ends the process at once.
-fn stop_on_signals(lifecycle: &Lifecycle) -> anyhow::Result<()> {
+pub(super) fn stop_on_signals(lifecycle: &Lifecycle) -> anyhow::Result<()> {
     let listen = |kind| signal(kind).context("can't listen for signals");
     let mut terminate = listen(SignalKind::terminate())?;
     let mut interrupt = listen(SignalKind::interrupt())?;

@@ -19,7 +19,7 @@
 //! | `video:views:delta:{p}:<videoId>` | string, plays not yet in the database | gone at 0 |
 //! | `video:views:dirty:{p}` | set, videos with a delta | members leave at 0 |
 //! | `video:views:batch:{p}` | hash, `#id`, `#at`, `#tries`, video → plays | until settled |
-//! | `video:views:settled:{p}` | string, id of the last settled batch | none |
+//! | `video:views:settled:{p}` | string, id of the last settled batch, then a mark of totals raised since | none |
 //! | `video:views:refused:{p}` | set, videos whose delta the database refused | until mended |
 //! | `video:views:total:{p}:<videoId>` | string, total in the database | 1 h |
 //! | `video:views:seen:{p}:<videoId>:u:<viewer>`, `…:p:<playId>` | string, token of the call that counted it | dedupe window |

@@ -30,6 +30,33 @@ on_every_backend!(
     ids_that_look_alike_are_different,
 );
 
+/// Each by itself: what plays at once come to there is in `kafka/counting.rs`.
+#[cfg(feature = "kafka")]
+mod kafka {
+    macro_rules! laws {
+        ($($law:ident),+ $(,)?) => {
+            $(#[tokio::test] async fn $law() { super::$law(crate::kafka::counting::world().await).await })+
+        };
+    }
+
+    laws!(
+        a_play_is_counted_and_read_at_once,
+        a_play_sent_again_counts_nothing,
+        a_playback_sent_by_another_viewer_counts_nothing,
+        a_second_playback_of_a_viewer_counts_nothing_within_the_window,
+        a_viewer_counts_again_after_the_window,
+        a_playback_without_a_viewer_is_counted_by_its_id,
+        a_refused_duplicate_does_not_use_up_the_other_id,
+        the_same_viewer_counts_for_each_video,
+        the_same_play_sent_ten_times_at_once_counts_once,
+        a_total_is_the_same_before_during_and_after_a_flush,
+        a_total_is_the_same_after_a_restart,
+        a_video_never_played_has_been_played_zero_times,
+        reads_of_many_videos_answer_in_order,
+        ids_that_look_alike_are_different,
+    );
+}
+
 fn fresh(plays: u64) -> impl Fn(PlayCount) -> bool {
     move |count| count.plays == Some(plays) && !count.stale && count.as_of.is_some()
 }

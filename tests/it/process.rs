@@ -39,6 +39,11 @@ pub struct Service {
 
 impl Service {
     pub async fn start(folder: &Path, variables: &[(&str, &str)]) -> Self {
+        Self::start_as(&[], folder, variables).await
+    }
+
+    /// Starts what a command runs until it is told to end.
+    pub async fn start_as(command: &[&str], folder: &Path, variables: &[(&str, &str)]) -> Self {
         let mut all = vec![
             ("HEADCOUNT_SERVER__LISTEN", "127.0.0.1:0"),
             ("HEADCOUNT_OPS__LISTEN", "127.0.0.1:0"),
@@ -48,12 +53,14 @@ impl Service {
             ("HEADCOUNT_LOG__FORMAT", "json"),
         ];
         all.extend_from_slice(variables);
-        let mut process = headcount(&[], &all).spawn().unwrap();
+        let mut process = headcount(command, &all).spawn().unwrap();
         let mut log = BufReader::new(process.stderr.take().unwrap()).lines();
         let (public, ops) = loop {
             let line = tokio::time::timeout(LONG, log.next_line()).await.expect("a line").unwrap();
             let line: serde_json::Value = serde_json::from_str(&line.expect("it starts")).unwrap();
-            if let (Some(public), Some(ops)) = (line["server.listen"].as_str(), line["ops.listen"].as_str()) {
+            if let Some(ops) = line["ops.listen"].as_str() {
+                // Not all of them serve players.
+                let public = line["server.listen"].as_str().unwrap_or_default();
                 break (format!("http://{public}"), format!("http://{ops}"));
             }
         };

@@ -30,6 +30,9 @@ pub struct World {
     pub config: Config,
     pub lifecycle: Lifecycle,
     folder: Arc<tempfile::TempDir>,
+    /// Whether [`World::play`] waits for what a log that is counted later comes to, one play at a time.
+    #[cfg(feature = "kafka")]
+    pub deciding: Option<tokio::sync::Mutex<()>>,
 }
 
 /// An instance that has stopped.
@@ -111,7 +114,19 @@ impl World {
     async fn start(config: Config, clock: Arc<ManualClock>, folder: Arc<tempfile::TempDir>) -> Self {
         let lifecycle = Lifecycle::new(Duration::ZERO, PATIENCE);
         let stores = backend::open(&config, &lifecycle, clock.clone()).await.unwrap();
-        let world = Self { stores, clock, config, lifecycle, folder };
+        let world = Self {
+            stores,
+            clock,
+            #[cfg(feature = "kafka")]
+            deciding: config
+                .kafka
+                .consume
+                .then(tokio::sync::Mutex::default)
+                .filter(|_| config.kafka.is_used()),
+            config,
+            lifecycle,
+            folder,
+        };
         eventually("the stores are there", async || {
             let health = world.stores.health.check().await;
             health.failed.is_empty() && health.degraded.is_empty()
@@ -256,6 +271,11 @@ impl World {
     }
 
     pub async fn play(&self, video: &str, viewer: Option<&str>, play: Option<&str>) -> Recorded {
+        #[cfg(feature = "kafka")]
+        if let Some(deciding) = &self.deciding {
+            let _one_at_a_time = deciding.lock().await;
+            return self.play_decided(a_play(video, viewer, play)).await;
+        }
         self.stores.plays.record(a_play(video, viewer, play)).await.unwrap()
     }
 
@@ -343,6 +363,12 @@ impl World {
         };
         let shard = viewer_id(viewer).hash64() & u64::from(shards - 1);
         self.key(&format!("video:online:{video}:{shard}"))
+    }
+
+    /// A folder of this world's own.
+    #[cfg(feature = "kafka")]
+    pub fn folder(&self) -> &std::path::Path {
+        self.folder.path()
     }
 
     /// A key with the prefix.

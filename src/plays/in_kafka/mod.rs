@@ -1,13 +1,20 @@
 //! Plays taken by Kafka's log, and counted from there.
 //!
-//! `producer` answers a play when the brokers have it. `record` is how it stands in the log. Totals are
+//! `producer` answers a play when the brokers have it. `record` is how it stands in the log. `consumer`
+//! reads the log and counts `window`s of it, which `plays/postgres/window.rs` writes; `raise` tells Redis. Totals are
 //! read as they are without Kafka; deltas that waited in Redis when Kafka came are flushed on.
 
+pub mod consumer;
+#[cfg(test)]
+mod counting_tests;
+pub(in crate::plays) mod hyperloglog;
 mod producer;
+pub mod raise;
 pub mod record;
 #[cfg(test)]
 mod tests;
 pub mod topics;
+pub mod window;
 
 use std::sync::Arc;
 
@@ -31,7 +38,7 @@ pub struct KafkaPlays {
 }
 
 impl KafkaPlays {
-    /// Starts the client that writes plays. `kept` has the totals. Records are dated in Redis's time, as
+    /// Starts the client that writes plays, and counting where this process is to. `kept` has the totals. Records are dated in Redis's time, as
     /// everything is, so that instances whose clocks differ agree on what came within the dedupe window.
     ///
     /// # Errors
@@ -43,6 +50,9 @@ impl KafkaPlays {
         lifecycle: &Lifecycle,
     ) -> Result<Arc<Self>, StoreError> {
         let producer = Producer::start(config, redis.clock().clone(), lifecycle)?;
+        if config.kafka.consume {
+            consumer::start(config, redis, kept.flusher().ledger().clone(), lifecycle);
+        }
         Ok(Arc::new(Self { producer, kept }))
     }
 }

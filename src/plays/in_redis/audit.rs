@@ -52,6 +52,12 @@ pub(super) struct Look {
     settled: String,
 }
 
+/// The id of the last settled batch. What may stand behind it tells of totals that were raised, which moves
+/// no plays.
+fn settled_id(settled: Option<&str>) -> &str {
+    settled.and_then(|settled| settled.split(' ').next()).unwrap_or_default()
+}
+
 /// Plays that wait in Redis.
 #[derive(Debug, Default)]
 struct Waiting {
@@ -81,7 +87,7 @@ impl Stand {
                 imported: rows.imported[index],
                 views: views[index],
                 pending,
-                refused,
+                refused: refused + rows.refused[index],
                 adjustments: rows.adjustments[index],
             });
         }
@@ -152,7 +158,7 @@ impl RedisBooks {
         let plays = plays
             .collect::<Option<HashMap<String, i128>>>()
             .ok_or_else(|| StoreError::unexpected(Part::Redis, "a batch holds something else than plays"))?;
-        Ok(Look { partition, batch: id, plays, settled: settled.unwrap_or_default() })
+        Ok(Look { partition, batch: id, plays, settled: settled_id(settled.as_deref()).to_owned() })
     }
 
     /// Whether neither the batch at hand nor the last settled one is another than at the look. That of
@@ -166,7 +172,7 @@ impl RedisBooks {
         let batch: Option<String> = reply(batch)?;
         let settled: Option<String> = reply(settled)?;
         let batch = batch.map(|id| id_of(&id)).transpose()?;
-        Ok(batch == look.batch && settled.unwrap_or_default() == look.settled)
+        Ok(batch == look.batch && settled_id(settled.as_deref()) == look.settled)
     }
 
     /// R3: the plays that wait, those of a batch that is in the database already left out. In small

@@ -70,6 +70,8 @@ pub(super) struct Rows {
     pub(super) witnessed: [i128; PARTITIONS as usize],
     pub(super) imported: [i128; PARTITIONS as usize],
     pub(super) adjustments: [i128; PARTITIONS as usize],
+    /// Plays out of Kafka's log that their rows couldn't take.
+    pub(super) refused: [i128; PARTITIONS as usize],
     /// Those batches that were asked for and are in the totals, with the videos whose plays are not.
     pub(super) applied: HashMap<Uuid, HashSet<String>>,
 }
@@ -180,6 +182,10 @@ impl Moment {
         for (partition, kind, plays) in adjustments {
             let sums = if kind == "imported" { &mut rows.imported } else { &mut rows.adjustments };
             add(sums, partition, &plays)?;
+        }
+        let refused = "select partition, sum(plays)::text from play_refused group by partition";
+        for (partition, plays) in session.fetch_all::<(i16, String)>(sqlx::query_as(refused)).await? {
+            add(&mut rows.refused, partition, &plays)?;
         }
         let applied = "select id, refused from play_batch where id = any($1)";
         let applied: Vec<(Uuid, Vec<String>)> =

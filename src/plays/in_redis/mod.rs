@@ -78,6 +78,8 @@ pub const SCRIPTS: &[&LuaScript] = &[
     &misses::LOOK,
     &misses::FILL,
     &sketches::MERGE,
+    #[cfg(feature = "kafka")]
+    &super::in_kafka::raise::RAISE,
     &crate::store::lock::RENEW,
     &crate::store::lock::RELEASE,
 ];

@@ -20,6 +20,9 @@
 --   short    videos with fewer plays here than were added to the database, or with no number
 --   left     videos that have plays not yet in the database
 --
+-- A batch with #raised in it (raise.lua) came to the database beside plays of a Kafka log: what the
+-- database held right after the batch may be too little by now, and totals go. The next read fills them.
+--
 -- What is taken off is what the batch itself says. Once begun it runs to its end: an error halfway
 -- would leave the batch there with some of its plays taken off already. That is why it is allowed to
 -- run when memory is short, of which it frees some.
@@ -70,7 +73,7 @@ for arg = 3, #ARGV, 2 do
       done[#done + 1] = video
       gone[#gone + 1] = delta
     end
-    if views == '0' then
+    if views == '0' or plays['#raised'] then
       gone[#gone + 1] = total
     else
       redis.pcall('SET', total, views, 'EX', ARGV[2])

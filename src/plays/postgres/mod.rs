@@ -4,7 +4,11 @@
 //! by anyone and is added once. Plays are only ever added: no statement here writes an absolute total.
 
 mod batches;
+#[cfg(feature = "kafka")]
+pub mod positions;
 mod sketches;
+#[cfg(feature = "kafka")]
+pub mod window;
 
 use std::collections::{HashMap, HashSet};
 

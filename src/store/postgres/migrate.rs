@@ -25,6 +25,7 @@ const RETRY_LAST: Duration = Duration::from_secs(2);
 const STEPS: &[(i64, &str, &str)] = &[
     (1, "videos and plays", include_str!("../../../migrations/postgres/0001_videos_and_plays.sql")),
     (2, "conservation", include_str!("../../../migrations/postgres/0002_conservation.sql")),
+    (3, "kafka", include_str!("../../../migrations/postgres/0003_kafka.sql")),
 ];
 
 /// The steps, as sqlx applies them.

@@ -99,6 +99,42 @@ pub const METRICS: &[Metric] = &[
         &["outcome"],
         "Plays handed to Kafka, by what became of them: delivered or failed (unknown whether it has them)",
     ),
+    metric(
+        Counter,
+        "headcount_kafka_counted_total",
+        &["outcome"],
+        "Records of Kafka's log, by what became of them: counted, duplicate or unreadable",
+    ),
+    metric(
+        Counter,
+        "headcount_kafka_failures_total",
+        &[],
+        "Tries to count records of Kafka's log that failed; each is made again",
+    ),
+    metric(
+        Counter,
+        "headcount_kafka_missed_total",
+        &[],
+        "Records that were gone from Kafka's log before they were counted",
+    ),
+    metric(
+        Gauge,
+        "headcount_kafka_lag_records",
+        &["partition"],
+        "Records in Kafka's log that are not counted yet, of the partitions this instance counts",
+    ),
+    metric(
+        Gauge,
+        "headcount_kafka_lag_seconds",
+        &["partition"],
+        "How old the last record is that was counted, while there are more, of the partitions this instance counts",
+    ),
+    metric(
+        Histogram,
+        "headcount_kafka_window_duration_seconds",
+        &[],
+        "How long Postgres took for one window of Kafka's log",
+    ),
     metric(Gauge, "headcount_plays_pending", &[], "Plays counted and not yet in the database"),
     metric(
         Gauge,

@@ -1,8 +1,11 @@
 //! Plays through a real Kafka: what is acknowledged is in the log, once, whatever brokers do.
 
 mod brokers;
+pub mod counting;
 mod doctor;
+mod following;
 mod producer;
+pub mod rebuild;
 mod secure;
 mod service;
 
@@ -51,7 +54,7 @@ async fn world() -> World {
 }
 
 /// One instance with other settings, whose plays go through the brokers that all tests share.
-async fn shared_with(change: impl FnOnce(&mut Config)) -> World {
+pub async fn shared_with(change: impl FnOnce(&mut Config)) -> World {
     world_with(&service("TEST_KAFKA_BROKERS"), 1, change).await
 }
 

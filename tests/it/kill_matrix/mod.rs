@@ -5,6 +5,8 @@
 //! Plays and their marks lie in Redis already when the process with the failpoint starts, in every
 //! partition; more are sent to it meanwhile, each until it is answered, at whoever lives.
 
+#[cfg(feature = "kafka")]
+mod counting;
 mod deployment;
 
 use std::{cell::Cell, collections::BTreeSet, time::Duration};
@@ -51,6 +53,28 @@ const SWEEP: &[&str] = &[
 
 /// Steps of the embedded backend.
 const EMBEDDED: &[&str] = &["plays.commit", "snapshot.store"];
+
+/// Steps of counting what is in Kafka's log, beside those that it shares with a flush.
+const COUNTING: &[&str] = &[
+    "window.begin",
+    "window.fence",
+    "window.seen",
+    "window.note",
+    "window.refuse",
+    "window.read",
+    "window.sketches",
+    "window.witness",
+    "window.move",
+    "window.commit",
+    "window.look",
+    "window.raise",
+    "window.tell",
+    "window.letter",
+    "window.forget",
+    "flush.add",
+    "flush.add_days",
+    "flush.adopt",
+];
 
 /// Boundaries of a drain.
 const DRAIN: &[&str] = &["drain.http", "drain.writers", "drain.jobs", "drain.links"];
@@ -179,6 +203,46 @@ async fn no_fault_at_any_step_on_disk_loses_or_doubles_a_play() {
         .await;
 }
 
+#[cfg(feature = "kafka")]
+#[tokio::test]
+async fn no_fault_at_any_step_of_counting_the_log_loses_or_doubles_a_play() {
+    use self::counting::{Log, failpoints};
+
+    // What befalls before a step is what befalls after the one ahead of it; the first has none.
+    let faults = ["kill-before", "kill-after", "lost", "stall-after"];
+    each(COUNTING, &faults, async |step, fault| {
+        let mut log = Log::written(step).await;
+        let mut struck = log.start(&failpoints(step, fault)).await;
+        let said = format!("failpoint {step}");
+        let (survivor, asleep) = match fault {
+            "kill-before" | "kill-after" => {
+                let (code, told) = struck.ended().await;
+                assert!(code.is_none() && told.contains(&said), "{step} {fault}: {code:?}\n{told}");
+                (log.start("").await, None)
+            }
+            "error" | "lost" => {
+                struck.says(&said).await;
+                (struck, None)
+            }
+            _ => {
+                struck.says(&said).await;
+                (log.start("").await, Some(struck))
+            }
+        };
+        log.becomes_exact(step, fault).await;
+        if let Some(asleep) = asleep {
+            // It goes on where it stood, and its part of the log has long been another's.
+            asleep.wakes().await;
+            log.goes_on(step, fault).await;
+            drained(asleep, step, fault).await;
+        }
+        drained(survivor, step, fault).await;
+        log.becomes_exact(step, fault).await;
+        log.close().await;
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn no_fault_in_a_drain_loses_or_doubles_a_play() {
     each(DRAIN, &["kill-before", "stall-before", "hang"], async |boundary, fault| {
@@ -227,7 +291,7 @@ fn every_failpoint_of_the_sources_is_in_the_matrix() {
     }
     let mut found = BTreeSet::new();
     names(&std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut found);
-    let matrix = [RECORD, FLUSH, SWEEP, EMBEDDED, DRAIN].concat();
+    let matrix = [RECORD, FLUSH, SWEEP, EMBEDDED, COUNTING, DRAIN].concat();
     let matrix: BTreeSet<String> = matrix.into_iter().map(str::to_owned).collect();
     assert_eq!(found, matrix);
 }

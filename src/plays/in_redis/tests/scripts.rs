@@ -277,6 +277,10 @@ async fn a_wrong_number_of_arguments_is_refused_before_anything_is_done() {
         ),
         ("view_look", vec![("batch:{0} settled:{0}", vec![]), ("batch:{0} settled:{0} a b", vec!["1", "2"])]),
         ("view_fill", vec![("batch:{0} settled:{0} a b", vec!["", "", "60", "1"])]),
+        (
+            "raise",
+            vec![("batch:{0} settled:{0}", vec!["m", "60"]), ("batch:{0} settled:{0} dirty:{0}", vec!["m"])],
+        ),
         ("uv_merge", vec![("uv:{0}:1", vec!["x", "60"]), ("uv:{0}:1 sketch:{0}:1", vec!["x"])]),
     ]);
     for script in SCRIPTS {
@@ -287,4 +291,66 @@ async fn a_wrong_number_of_arguments_is_refused_before_anything_is_done() {
         assert!(wrong.contains_key(script.name()) || script.name().starts_with("lock_"), "{}", script.name());
     }
     assert_eq!(world.keys().await, [""; 0]);
+}
+
+#[cfg(feature = "kafka")]
+#[tokio::test]
+async fn raise_answers_what_its_header_says_and_never_lowers() {
+    use crate::plays::in_kafka::raise::RAISE;
+
+    const KEYS: &str = "batch:{0} settled:{0} dirty:{0} total:{0}:42 uv:{0}:42 sketch:{0}:42";
+    let world = World::new().await;
+    world.given(&["SET total:{0}:42 100 EX 3600", "SET settled:{0} b1"]).await;
+    assert_eq!(world.call(&RAISE, KEYS, &["m1", "3600", "103", ""]).await.unwrap(), Value::Int(1));
+    assert_eq!(world.get("total:{0}:42").await.as_deref(), Some("103"));
+    assert_eq!(world.get("settled:{0}").await.as_deref(), Some("b1 m1"), "a fill that began before is over");
+    for lower in ["103", "99", "9"] {
+        assert_eq!(world.call(&RAISE, KEYS, &["m2", "3600", lower, ""]).await.unwrap(), Value::Int(0));
+        assert_eq!(world.get("total:{0}:42").await.as_deref(), Some("103"));
+    }
+    // More than a number of Lua's can tell apart.
+    for more in ["9007199254740993", "9007199254740994", "9223372036854775807"] {
+        assert_eq!(world.call(&RAISE, KEYS, &["m3", "3600", more, ""]).await.unwrap(), Value::Int(1));
+        assert_eq!(world.get("total:{0}:42").await.as_deref(), Some(more));
+    }
+    // One that nobody has asked for stays unasked for.
+    let other = KEYS.replace(":42", ":43");
+    assert_eq!(world.call(&RAISE, &other, &["m4", "3600", "7", "HYLL"]).await.unwrap(), Value::Int(0));
+    assert_eq!((world.get("total:{0}:43").await, world.get("uv:{0}:43").await), (None, None));
+    world.assert_all_ends().await;
+}
+
+/// Plays that were recorded before Kafka was may be in what the database holds, or not.
+#[cfg(feature = "kafka")]
+#[tokio::test]
+async fn a_total_goes_where_a_batch_is_on_its_way_and_its_settling_writes_none() {
+    use crate::plays::in_kafka::raise::RAISE;
+
+    const KEYS: &str = "batch:{0} settled:{0} dirty:{0} total:{0}:42 uv:{0}:42 sketch:{0}:42";
+    let world = World::new().await;
+    world
+        .given(&[
+            "SET total:{0}:42 100 EX 3600",
+            "SET delta:{0}:42 3",
+            "SADD dirty:{0} 42",
+            "HSET batch:{0} #id b2 #at 1 #tries 1 42 3",
+            "PFADD uv:{0}:42 ann",
+            "PFADD sketch:{0}:42 bob",
+        ])
+        .await;
+    let prefix = &world.config.redis.prefix;
+    let mut sketch = command_of(&format!("GET {prefix}video:views:sketch:{{0}}:42"));
+    let sketch: Vec<u8> = world.connection().query(std::mem::take(&mut sketch)).await.unwrap();
+    let keys: Vec<String> = KEYS.split(' ').map(|key| format!("{prefix}video:views:{key}")).collect();
+    let args: [&[u8]; 4] = [b"m1", b"3600", b"108", &sketch];
+    let raised: i64 = world.connection().query(RAISE.call(&keys, &args)).await.unwrap();
+    assert_eq!(raised, 0);
+    assert_eq!(world.get("total:{0}:42").await, None);
+    assert_eq!(world.ask::<i64>(&format!("PFCOUNT {prefix}video:views:uv:{{0}}:42")).await, 2);
+    // The database held 103 right after the batch, and 108 by now.
+    let settle = "batch:{0} dirty:{0} refused:{0} settled:{0} delta:{0}:42 total:{0}:42";
+    let settled = world.call(&flush::SETTLE, settle, &["b2", "3600", "42", "103"]).await.unwrap();
+    assert_eq!(reply::<Vec<i64>>(settled).unwrap(), [1, 0, 0]);
+    assert_eq!((world.get("total:{0}:42").await, world.get("delta:{0}:42").await), (None, None));
+    world.assert_all_ends().await;
 }

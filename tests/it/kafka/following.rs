@@ -1,0 +1,48 @@
+//! Parts of the log change hands, and each play still is counted once.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{
+    counting::{plays, soon},
+    shared_with,
+};
+use crate::world::World;
+
+/// How long instances come and go; `scripts/torture --kafka` does it for longer.
+const LASTS: Duration = Duration::from_secs(10);
+
+/// How long each stays.
+const EVERY: Duration = Duration::from_secs(2);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn instances_that_come_and_go_under_load_count_each_play_once() {
+    const EACH: u32 = 100;
+    let writer = shared_with(|_| {}).await;
+    let mut counting: Vec<World> = Vec::new();
+    for _ in 0..3 {
+        counting.push(writer.another_with(soon).await);
+    }
+    let until = Instant::now() + LASTS;
+    let write = async {
+        let (mut round, mut records) = (0, 0);
+        while Instant::now() < until {
+            records += writer.write(plays(round, EACH)).await;
+            round += 1;
+        }
+        (round, records)
+    };
+    let change = async {
+        while Instant::now() < until {
+            tokio::time::sleep(EVERY).await;
+            let next = writer.another_with(soon).await;
+            counting.push(next);
+            counting.remove(0).stop().await;
+        }
+    };
+    let ((rounds, records), ()) = tokio::join!(write, change);
+    writer.counts(records).await;
+    assert_eq!(writer.views().await, i64::from(rounds * EACH));
+    assert!(rounds > 10, "{rounds} rounds are no load");
+}
