@@ -72,32 +72,10 @@ pub(super) fn check(config: &Config) -> Check {
             format!("at most presence.max_merged, here {}", presence.max_merged),
         );
     }
-    let topology = config.redis.topology;
-    if topology != Topology::Single && config.redis.urls.is_empty() {
-        let must = match topology {
-            Topology::Sentinel => "the addresses of the sentinels with redis.topology = \"sentinel\"",
-            _ => "the addresses of some nodes with redis.topology = \"cluster\"",
-        };
-        wrong("redis.urls", "empty".to_owned(), &["redis.topology"], must.to_owned());
-    }
-    if topology == Topology::Single && !config.redis.urls.is_empty() {
-        wrong(
-            "redis.urls",
-            "given".to_owned(),
-            &["redis.topology"],
-            "empty with redis.topology = \"single\", which goes by redis.url".to_owned(),
-        );
-    }
-    let are_sockets = |url: &SecretUrl| url.expose().starts_with("unix");
-    if topology == Topology::Cluster && config.redis.urls.iter().any(are_sockets) {
-        wrong(
-            "redis.urls",
-            "a unix socket".to_owned(),
-            &["redis.topology"],
-            "redis:// or rediss:// addresses in a cluster: its nodes tell of each other by host and port"
-                .to_owned(),
-        );
-    }
+    problems.extend(places_of_redis(&config.redis));
+    let mut wrong = |setting: &str, value: String, with: &[&'static str], must: String| {
+        problems.push(Problem::together(setting, &value, with.to_vec(), &must));
+    };
     if config.plays.wait && config.redis.wait_replicas == 0 {
         wrong(
             "plays.wait",
@@ -138,6 +116,32 @@ pub(super) fn check(config: &Config) -> Check {
         ));
     }
     Check { problems, warnings }
+}
+
+/// Where Redis is, in the setting that `redis.topology` goes by and in no other.
+fn places_of_redis(redis: &config::Redis) -> Option<Problem> {
+    let wrong =
+        |value: &str, must: &str| Some(Problem::together("redis.urls", value, vec!["redis.topology"], must));
+    match redis.topology {
+        Topology::Single if !redis.urls.is_empty() => {
+            wrong("given", "empty with redis.topology = \"single\", which goes by redis.url")
+        }
+        Topology::Sentinel if redis.urls.is_empty() => {
+            wrong("empty", "the addresses of the sentinels with redis.topology = \"sentinel\"")
+        }
+        Topology::Cluster if redis.urls.is_empty() => {
+            wrong("empty", "the addresses of some nodes with redis.topology = \"cluster\"")
+        }
+        Topology::Cluster if redis.urls.iter().any(SecretUrl::has_database) => wrong(
+            "an address with a database",
+            "without one in a cluster, which has no other than 0; redis.prefix keeps deployments apart",
+        ),
+        Topology::Cluster if redis.urls.iter().any(|url| url.expose().starts_with("unix")) => wrong(
+            "a unix socket",
+            "redis:// or rediss:// addresses in a cluster: its nodes tell of each other by host and port",
+        ),
+        _ => None,
+    }
 }
 
 /// Files that only mean something together, or by TLS.

@@ -375,6 +375,12 @@ impl SecretUrl {
         &self.0
     }
 
+    /// Whether it names another database of a Redis than 0.
+    pub(super) fn has_database(&self) -> bool {
+        redis::IntoConnectionInfo::into_connection_info(self.0.as_str())
+            .is_ok_and(|info| info.redis_settings().db() != 0)
+    }
+
     /// Whether it is reached by TLS from the first byte on.
     #[must_use]
     pub fn is_tls(&self) -> bool {

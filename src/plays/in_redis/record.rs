@@ -112,7 +112,9 @@ impl Writer {
                 return vec![Err(error.unwrap_or_else(no_answer)); plays.len()];
             }
             (Sent::Unheard, error) => {
-                calls.iter().for_each(|call| self.keep(call));
+                for call in &calls {
+                    self.keep(call);
+                }
                 return vec![Err(error.unwrap_or_else(no_answer)); plays.len()];
             }
         };

@@ -6,6 +6,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use arc_swap::ArcSwap;
 use futures::future::join_all;
 use redis::{Cmd, Pipeline, Value};
 use tokio::time::Instant;
@@ -75,7 +76,9 @@ impl Connection {
                 let (answers, last) = match answer {
                     Ok(answers) => answers,
                     Err(error) => {
-                        waiting.into_iter().for_each(|one| values[one.index] = unheard(&error));
+                        for one in waiting {
+                            values[one.index] = unheard(&error);
+                        }
                         continue;
                     }
                 };
@@ -103,7 +106,9 @@ impl Connection {
             }
             let over = round >= REDIRECTS && !later || later && Instant::now() >= patience;
             if again.is_empty() || over {
-                again.into_iter().for_each(|one| values[one.index] = one.refused);
+                for one in again {
+                    values[one.index] = one.refused;
+                }
                 break;
             }
             if later {
@@ -139,7 +144,7 @@ impl Connection {
 
     fn newest_slots(&self) -> Option<Arc<SlotMap>> {
         let live = self.shared.current.load_full()?;
-        live.slots.as_ref().map(|slots| slots.load_full())
+        live.slots.as_ref().map(ArcSwap::load_full)
     }
 }
 

@@ -37,8 +37,7 @@ impl Redis {
                 Ok(()) => {
                     told.well();
                     tokio::time::sleep(LOOK_AGAIN).await;
-                    let _ =
-                        tokio::time::timeout(PROBE_EVERY - LOOK_AGAIN, self.shared.broke.notified()).await;
+                    let _ = tokio::time::timeout(PROBE_EVERY, self.shared.broke.notified()).await;
                 }
                 Err(error) => {
                     told.failed(&error);

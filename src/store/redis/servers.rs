@@ -18,7 +18,7 @@ use crate::{
 /// What `redis.topology` says.
 #[derive(Clone)]
 pub(super) enum Servers {
-    One(Client),
+    One(Box<Client>),
     Sentinels(std::sync::Arc<Sentinels>),
     Cluster(Vec<Client>),
 }
@@ -28,7 +28,7 @@ pub(super) struct Sentinels {
     name: String,
     /// How to reach the primary, wherever it is.
     primary: Client,
-    sentinels: Vec<Sentinel>,
+    asked: Vec<Sentinel>,
 }
 
 struct Sentinel {
@@ -43,14 +43,14 @@ impl Servers {
             settings.urls.iter().map(|url| certificates.client(url)).collect()
         };
         Ok(match settings.topology {
-            Topology::Single => Self::One(certificates.client(&settings.url)?),
+            Topology::Single => Self::One(Box::new(certificates.client(&settings.url)?)),
             Topology::Cluster => Self::Cluster(clients()?),
             Topology::Sentinel => {
                 let sentinel = |client| Sentinel { client, connection: Mutex::default() };
                 Self::Sentinels(std::sync::Arc::new(Sentinels {
                     name: settings.sentinel_master.clone(),
                     primary: certificates.client(&settings.url)?,
-                    sentinels: clients()?.into_iter().map(sentinel).collect(),
+                    asked: clients()?.into_iter().map(sentinel).collect(),
                 }))
             }
         })
@@ -115,7 +115,7 @@ pub async fn primaries(
     connect: &AsyncConnectionConfig,
 ) -> Result<(Vec<(String, Client)>, usize), StoreError> {
     match Servers::new(settings)? {
-        Servers::One(client) => Ok((vec![(settings.url.redacted(), client)], 0)),
+        Servers::One(client) => Ok((vec![(settings.url.redacted(), *client)], 0)),
         Servers::Sentinels(sentinels) => {
             let client = sentinels.primary(connect).await?;
             Ok((vec![(address_of(&client), client)], 0))
@@ -150,7 +150,7 @@ impl Sentinels {
         &self,
         connect: &AsyncConnectionConfig,
     ) -> Result<String, StoreError> {
-        let asked = self.sentinels.iter().map(|sentinel| sentinel.primary_address(&self.name, connect));
+        let asked = self.asked.iter().map(|sentinel| sentinel.primary_address(&self.name, connect));
         let told = join_all(asked).await;
         let names: Vec<&String> = told.iter().filter_map(|told| told.as_ref().ok()?.as_ref()).collect();
         let votes = |name: &&&String| names.iter().filter(|other| other == name).count();
@@ -190,12 +190,11 @@ impl Sentinel {
         name: &str,
         connect: &AsyncConnectionConfig,
     ) -> Result<Option<String>, String> {
-        let connection = match kept {
-            Some(connection) => connection,
-            None => {
-                let connected = self.client.get_multiplexed_async_connection_with_config(connect).await;
-                kept.insert(connected.map_err(|error| explained(&error.to_string(), &self.client))?)
-            }
+        let connection = if let Some(connection) = kept {
+            connection
+        } else {
+            let connected = self.client.get_multiplexed_async_connection_with_config(connect).await;
+            kept.insert(connected.map_err(|error| explained(&error.to_string(), &self.client))?)
         };
         let mut question = redis::cmd("SENTINEL");
         question.arg("GET-MASTER-ADDR-BY-NAME").arg(name);
