@@ -29,10 +29,11 @@ fn play(id: &str) -> Play {
     Play { video: VideoId::parse("film").unwrap(), viewer: None, play_id: Some(id) }
 }
 
-/// A producer on a cluster of so many brokers that isn't one.
-fn producer(brokers: i32) -> (Mock, Arc<Producer>, Lifecycle) {
-    let mock = MockCluster::new(brokers).unwrap();
+/// A producer on a cluster that isn't one, prepared before it is asked anything.
+fn producer_on(prepare: impl FnOnce(&Mock)) -> (Mock, Arc<Producer>, Lifecycle) {
+    let mock = MockCluster::new(1).unwrap();
     mock.create_topic(TOPIC, 3, 1).unwrap();
+    prepare(&mock);
     let mut config = load(None, Some(HashMap::new())).unwrap().config;
     config.kafka.brokers = mock.bootstrap_servers();
     config.kafka.deadline = Duration::from_secs(5);
@@ -45,15 +46,11 @@ fn producer(brokers: i32) -> (Mock, Arc<Producer>, Lifecycle) {
 #[tokio::test]
 async fn a_client_that_can_not_go_on_is_replaced_without_a_restart() {
     let lines = crate::telemetry::capture();
-    let (mock, producer, lifecycle) = producer(1);
-    producer.write(&play("before")).await.unwrap();
     // Without the right to write idempotently, librdkafka gives up for good.
-    let refuse = [RDKafkaRespErr::RD_KAFKA_RESP_ERR_CLUSTER_AUTHORIZATION_FAILED];
-    mock.request_errors(RDKafkaApiKey::InitProducerId, &refuse);
-    // A record that is refused for its sequence makes librdkafka ask for a new producer's id.
-    let lost = [RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_PRODUCER_ID];
-    mock.request_errors(RDKafkaApiKey::Produce, &lost);
-    let _ = producer.write(&play("refused")).await;
+    let (_mock, producer, lifecycle) = producer_on(|mock| {
+        let refuse = [RDKafkaRespErr::RD_KAFKA_RESP_ERR_CLUSTER_AUTHORIZATION_FAILED];
+        mock.request_errors(RDKafkaApiKey::InitProducerId, &refuse);
+    });
     eventually("plays are taken again", async || producer.write(&play("again")).await.is_ok()).await;
     eventually("it is told", async || lines.text().contains("another one is made")).await;
     lifecycle.stop();
@@ -63,7 +60,7 @@ async fn a_client_that_can_not_go_on_is_replaced_without_a_restart() {
 
 #[tokio::test]
 async fn a_write_that_a_broker_asks_to_try_again_is_tried_again() {
-    let (mock, producer, lifecycle) = producer(1);
+    let (mock, producer, lifecycle) = producer_on(|_| {});
     mock.request_errors(
         RDKafkaApiKey::Produce,
         &[
@@ -79,7 +76,7 @@ async fn a_write_that_a_broker_asks_to_try_again_is_tried_again() {
 
 #[tokio::test]
 async fn what_no_second_try_can_mend_is_told_as_that() {
-    let (mock, producer, _lifecycle) = producer(1);
+    let (mock, producer, _lifecycle) = producer_on(|_| {});
     mock.request_errors(RDKafkaApiKey::Produce, &[RDKafkaRespErr::RD_KAFKA_RESP_ERR_INVALID_TIMESTAMP]);
     let error = producer.write(&play("p-1")).await.unwrap_err();
     assert!(matches!(error, StoreError::Unexpected { .. }), "{error}");
