@@ -23,6 +23,7 @@ use rdkafka::{
     error::{KafkaError, RDKafkaErrorCode},
     message::BorrowedMessage,
     statistics::Statistics,
+    topic_partition_list::TopicPartitionListElem,
     types::RDKafkaRespErr,
 };
 use tokio::{
@@ -96,18 +97,19 @@ impl ConsumerContext for Context {
     /// Parts that are assigned are only noted: [`Follow`] takes them up when it knows from where.
     fn rebalance(&self, consumer: &BaseConsumer<Self>, what: RDKafkaRespErr, parts: &mut TopicPartitionList) {
         let is_assigned = what == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS;
-        let parts = if is_assigned {
-            parts
-                .elements()
-                .iter()
-                .map(rdkafka::topic_partition_list::TopicPartitionListElem::partition)
-                .collect()
+        let parts: Vec<i32> = if is_assigned {
+            parts.elements().iter().map(TopicPartitionListElem::partition).collect()
         } else {
-            if let Err(error) = consumer.unassign() {
-                tracing::debug!(error = %error, "parts of the topic can't be given up");
-            }
             Vec::new()
         };
+        if parts.is_empty() {
+            // Also where nothing is assigned: the group waits until that is taken up.
+            let taken =
+                if is_assigned { consumer.assign(&TopicPartitionList::new()) } else { consumer.unassign() };
+            if let Err(error) = taken {
+                tracing::debug!(error = %error, "parts of the topic can't be given up");
+            }
+        }
         // Nobody listens any more where the client is just being dropped.
         let _ = self.shared_out.send(parts);
     }
