@@ -15,7 +15,7 @@ const SETTINGS: [&str; 2] = ["--appendonly", "yes"];
 fn by_sentinels(config: &mut Config, servers: &OwnSentinels) {
     config.redis.topology = Topology::Sentinel;
     config.redis.urls = servers.urls().into_iter().map(SecretUrl::new).collect();
-    config.redis.sentinel_master = own_sentinels::NAME.to_owned();
+    own_sentinels::NAME.clone_into(&mut config.redis.sentinel_master);
     // What is told here is how to speak to the primary, not where it is.
     config.redis.url = SecretUrl::new(format!("redis://:{}@nowhere.invalid:1", own_sentinels::PASSWORD));
 }
