@@ -170,8 +170,8 @@ fn committed(brokers: &str, group: &str, topic: &str) -> i64 {
 /// More than lanes and queues hold, so that parts are paused and go on; and all in one part.
 #[tokio::test]
 async fn a_backlog_is_counted_to_its_end_with_parts_paused_on_the_way() {
-    let world = shared_with(|config| config.kafka.window_records = 700).await;
     const VIEWERS: u32 = 20_000;
+    let world = shared_with(|config| config.kafka.window_records = 700).await;
     let backlog = (0..VIEWERS).map(|n| a_play("film", Some(&format!("viewer-{n}")), None));
     world.write(backlog).await;
     let counting = world

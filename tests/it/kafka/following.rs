@@ -46,3 +46,21 @@ async fn instances_that_come_and_go_under_load_count_each_play_once() {
     assert_eq!(writer.views().await, i64::from(rounds * EACH));
     assert!(rounds > 10, "{rounds} rounds are no load");
 }
+
+#[tokio::test]
+async fn an_instance_for_which_no_part_is_left_holds_nobody_up() {
+    let writer = shared_with(|_| {}).await;
+    let mut counting: Vec<World> = Vec::new();
+    let mut records = 0;
+    for round in 0..5 {
+        counting.push(writer.another_with(soon).await);
+        records += writer.write(plays(round, 50)).await;
+        writer.counts(records).await;
+    }
+    for round in 5..9 {
+        counting.remove(0).stop().await;
+        records += writer.write(plays(round, 50)).await;
+        writer.counts(records).await;
+    }
+    assert_eq!(writer.views().await, 450);
+}
