@@ -200,3 +200,40 @@ impl Keys {
         format!("{}task:waited:{{{partition}}}", self.prefix)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{ids::UserId, store::redis::slot_of};
+
+    proptest! {
+        /// [cluster] Whatever ids and prefix are taken, the keys of a script are of one slot.
+        #[test]
+        fn what_is_done_at_once_is_in_one_slot_of_a_cluster(
+            video in "[A-Za-z0-9._-]{1,64}",
+            viewer in "[!-~]{1,64}",
+            play in "[!-~]{1,64}",
+            prefix in "[A-Za-z0-9._:-]{0,64}",
+        ) {
+            let keys = Keys::new(&prefix, true);
+            let video = VideoId::parse(&video).unwrap();
+            let viewer = ViewerId::of_user(&UserId::parse(&viewer).unwrap());
+            let (play, p) = (PlayId::parse(&play).unwrap(), video.partition());
+            let together = [
+                keys.delta(p, &video), keys.dirty(p), keys.batch(p), keys.settled(p), keys.refused(p),
+                keys.total(p, &video), keys.seen_viewer(p, &video, &viewer), keys.seen_play(p, &video, &play),
+                keys.unique_viewers(p, &video), keys.sketch(p, &video), keys.flush_lock(p), keys.waited(p),
+                keys.active(p), keys.rank(p), keys.swept(p), keys.since(p), keys.sweep_lock(p), keys.probe(p),
+            ];
+            let slots = together.map(|key| slot_of(key.as_bytes()));
+            prop_assert!(slots.iter().all(|slot| *slot == slots[0]), "{slots:?}");
+            let shards = [0, 1, 1_023].map(|shard| slot_of(keys.online(&video, shard).as_bytes()));
+            prop_assert!(shards.iter().all(|slot| *slot == shards[0]), "pinned: {shards:?}");
+            let map = [keys.shards_map(), keys.shards_version(), keys.shards_pinned()];
+            let map = map.map(|key| slot_of(key.as_bytes()));
+            prop_assert!(map.iter().all(|slot| *slot == map[0]), "{map:?}");
+        }
+    }
+}

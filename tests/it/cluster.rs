@@ -7,7 +7,7 @@ use headcount_support::OwnCluster;
 
 use crate::{
     load::Load,
-    world::{World, eventually, secs},
+    world::{World, a_play, eventually, secs},
 };
 
 /// Durable enough to be killed; a write is on the replica before it is answered (`wait_replicas`).
@@ -82,4 +82,48 @@ async fn an_instance_that_pins_videos_otherwise_than_the_others_is_not_ready_and
         failed.iter().any(|error| error.to_string().contains("presence.pin_video_to_slot"))
     })
     .await;
+}
+
+/// Without a replica to take over, and without the rest refusing all for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn with_one_node_gone_for_good_the_others_go_on_also_when_their_connections_break() {
+    let settings = ["--cluster-require-full-coverage", "no", "--cluster-replica-no-failover", "yes"];
+    let mut cluster = OwnCluster::start(&settings).await;
+    let world = World::redis_with(|config| {
+        config.redis.topology = Topology::Cluster;
+        config.redis.urls = cluster.urls().into_iter().map(SecretUrl::new).collect();
+        config.redis.deadline = Duration::from_secs(2);
+    })
+    .await;
+    let videos: Vec<String> = (0..40).map(|number| format!("video-{number}")).collect();
+    let mut number = 0;
+    let mut taken = async || {
+        let mut taken = Vec::new();
+        for video in &videos {
+            number += 1;
+            let play = a_play(video, None, Some(&format!("play-{number}")));
+            taken.push(world.stores.plays.record(play).await.is_ok());
+        }
+        taken
+    };
+    assert!(taken().await.iter().all(|taken| *taken));
+
+    let primaries = cluster.primaries().await;
+    cluster.kill(primaries[0]).await;
+    let mut left = Vec::new();
+    eventually("what is on the one that is gone is refused, and nothing else", async || {
+        left = taken().await;
+        let again = taken().await;
+        left == again && left.contains(&true) && left.contains(&false)
+    })
+    .await;
+    assert!(world.stores.health.check().await.failed.is_empty(), "what is left is not ready");
+    for port in &primaries[1..] {
+        let mut end = redis::cmd("CLIENT");
+        end.arg("KILL").arg("TYPE").arg("normal");
+        cluster.at(*port).query::<i64>(end).await.unwrap();
+    }
+    eventually("the others are there again", async || taken().await == left).await;
+    cluster.start_again(primaries[0]).await;
+    eventually("so is the one that was gone", async || taken().await.iter().all(|taken| *taken)).await;
 }

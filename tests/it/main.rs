@@ -17,6 +17,9 @@ macro_rules! on_every_backend {
         mod cluster {
             $(#[tokio::test] async fn $law() { super::$law(crate::world::World::cluster().await).await })+
         }
+        mod pinned {
+            $(#[tokio::test] async fn $law() { super::$law(crate::world::World::pinned().await).await })+
+        }
     };
 }
 

@@ -67,3 +67,20 @@ async fn with_one_sentinel_gone_nothing_is_missed_and_a_wrong_name_is_told() {
     })
     .await;
 }
+
+/// The primary's host is often a sentinel's as well: what is gone with it doesn't even refuse connections.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sentinel_that_stands_still_holds_no_failover_up() {
+    let mut servers = OwnSentinels::start(&[]).await;
+    let world = World::redis_with(|config| {
+        by_sentinels(config, &servers);
+        config.redis.deadline = Duration::from_secs(1);
+    })
+    .await;
+    world.beat("film", "ann").await;
+    let first = servers.primary().await;
+    servers.signal_sentinel(0, "-STOP").await;
+    servers.kill(first).await;
+    eventually("another takes the beats", async || world.try_beat("film", "ben").await.is_ok()).await;
+    servers.signal_sentinel(0, "-CONT").await;
+}

@@ -63,6 +63,11 @@ impl World {
         Self::cluster_with(|_| {}).await
     }
 
+    /// As [`Self::cluster`], each video's viewers on one node.
+    pub async fn pinned() -> Self {
+        Self::cluster_with(|config| config.presence.pin_video_to_slot = true).await
+    }
+
     pub async fn cluster_with(change: impl FnOnce(&mut Config)) -> Self {
         let urls = rights::of_shared_cluster().await;
         Self::redis_with(|config| {
@@ -362,6 +367,8 @@ impl World {
             config::Shards::Fixed(shards) => shards,
         };
         let shard = viewer_id(viewer).hash64() & u64::from(shards - 1);
+        let video =
+            if self.config.presence.pin_video_to_slot { format!("{{{video}}}") } else { video.to_owned() };
         self.key(&format!("video:online:{video}:{shard}"))
     }
 

@@ -123,7 +123,7 @@ impl Misses {
         let answers = connection.pipe(looks.collect()).await?;
         let mut groups = Vec::new();
         for ((partition, videos), answer) in totals.into_iter().zip(answers) {
-            groups.extend(open(partition, videos, reply(answer)?, &HashMap::new(), found)?);
+            groups.extend(open(partition, videos, reply(answer), &HashMap::new(), found));
         }
         for round in 0..ROUNDS {
             let others = if round == 0 { others } else { &[] };
@@ -191,7 +191,7 @@ impl Misses {
         let answers = connection.pipe(calls).await?;
         let mut still_open = Vec::new();
         for ((partition, videos), answer) in asked.into_iter().zip(answers) {
-            still_open.extend(open(partition, videos, reply(answer)?, facts, found)?);
+            still_open.extend(open(partition, videos, reply(answer), facts, found));
         }
         Ok(still_open)
     }
@@ -204,17 +204,25 @@ impl Misses {
     }
 }
 
-/// Reads what a script says of `videos`: those with a total are found, the others are open.
+/// Reads what a script says of `videos`: those with a total are found, the others are open. Where it says
+/// nothing, these fail and no others.
 fn open(
     partition: Partition,
     videos: Vec<VideoId>,
-    answer: Vec<Option<String>>,
+    answer: Result<Vec<Option<String>>, StoreError>,
     facts: &HashMap<VideoId, Facts>,
     found: &mut Found,
-) -> Result<Option<Group>, StoreError> {
-    if answer.len() != 2 + 3 * videos.len() {
-        return Err(StoreError::unexpected(Part::Redis, "a look at totals answered too little"));
-    }
+) -> Option<Group> {
+    let too_little = || StoreError::unexpected(Part::Redis, "a look at totals answered too little");
+    let answer = answer
+        .and_then(|answer| if answer.len() == 2 + 3 * videos.len() { Ok(answer) } else { Err(too_little()) });
+    let answer = match answer {
+        Ok(answer) => answer,
+        Err(error) => {
+            found.extend(videos.into_iter().map(|video| (video, Err(error.clone()))));
+            return None;
+        }
+    };
     let mut answer = answer.into_iter();
     let mut next = || answer.next().flatten();
     let (batch, settled) = (next().unwrap_or_default(), next().unwrap_or_default());
@@ -236,7 +244,7 @@ fn open(
             Err(error) => drop(found.insert(video, Err(error))),
         }
     }
-    Ok((!still_open.is_empty()).then_some(Group { partition, batch, settled, videos: still_open }))
+    (!still_open.is_empty()).then_some(Group { partition, batch, settled, videos: still_open })
 }
 
 /// What the database holds of a video without the plays that a batch at hand has brought already.

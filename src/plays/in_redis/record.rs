@@ -101,29 +101,28 @@ impl Writer {
         let sent = self.redis.clock().monotonic();
         let sending = async {
             match &self.replicas {
-                None => connection.pipe(commands).await.map(|answers| (Sent::Answered(answers), None)),
-                Some(replicas) => Ok(self.pipe_to(replicas, &calls, commands).await),
+                None => connection.pipe(commands).await.map(Heard::all),
+                Some(replicas) => self.pipe_to(replicas, &calls, commands).await,
             }
         };
-        let sent_all = failpoint::step("record.send", Part::Redis, sending).await;
-        let (answers, unvouched) = match sent_all.unwrap_or_else(|error| (Sent::Unheard, Some(error))) {
-            (Sent::Answered(answers), unvouched) => (answers, unvouched),
-            (Sent::Not, error) => {
-                return vec![Err(error.unwrap_or_else(no_answer)); plays.len()];
-            }
-            (Sent::Unheard, error) => {
+        let heard = match failpoint::step("record.send", Part::Redis, sending).await {
+            Ok(heard) => heard,
+            Err(error) => {
                 for call in &calls {
                     self.keep(call);
                 }
-                return vec![Err(error.unwrap_or_else(no_answer)); plays.len()];
+                return vec![Err(error); plays.len()];
             }
         };
+        let Some(answers) = heard.answers else {
+            return vec![Err(heard.unvouched.unwrap_or_else(no_answer)); plays.len()];
+        };
         let mut results = vec![Err(no_answer()); plays.len()];
-        for (call, answer) in calls.iter().zip(answers) {
+        for ((call, answer), short) in calls.iter().zip(answers).zip(heard.short) {
             if is_unheard(&answer) {
                 self.keep(call);
             }
-            let plays = call.plays;
+            let (plays, unvouched) = (call.plays, heard.unvouched.as_ref().filter(|_| short));
             for ((index, play), result) in plays.iter().zip(read(answer, plays.len())) {
                 if matches!(result, Ok(Recorded::Counted)) {
                     self.witness.saw(play.video.partition(), 1);
@@ -133,7 +132,7 @@ impl Writer {
                         self.counted.note(play, sent, connection.epoch());
                     }
                 }
-                results[*index] = unvouched.clone().map_or(result, Err);
+                results[*index] = unvouched.cloned().map_or(result, Err);
             }
         }
         results
@@ -149,30 +148,57 @@ impl Writer {
     /// Sends the calls and waits for replicas to have what they counted, and what was counted before:
     /// "counted already" vouches for a play as much as "counted" does. Such a call writes nothing, so a
     /// mark is written behind each, to the same node. Replicas get writes in order: who has it has the plays.
+    ///
+    /// # Errors
+    /// It is unknown of all of them what became of them.
     async fn pipe_to(
         &self,
         replicas: &Replicas,
         calls: &[Call<'_>],
         commands: Vec<Cmd>,
-    ) -> (Sent, Option<StoreError>) {
+    ) -> Result<Heard, StoreError> {
         let marked = commands.into_iter().zip(calls).flat_map(|(command, call)| {
             let mut mark = redis::cmd("SET");
             let partition = call.plays[0].1.video.partition();
             mark.arg(self.redis.keys().waited(partition)).arg("1").arg("EX").arg(MARK_SECONDS);
             [command, mark]
         });
-        let (sent, error) = match replicas.pipe(marked.collect()).await {
-            Ok(answers) => (Sent::Answered(answers), None),
-            Err(Unvouched { error, sent }) => (sent, Some(error)),
+        let (answers, short, mut unvouched) = match replicas.pipe(marked.collect()).await {
+            Ok(answers) => (answers, Vec::new(), None),
+            Err(Unvouched { error, sent: Sent::Answered(answers, short) }) => (answers, short, Some(error)),
+            Err(Unvouched { error, sent: Sent::Not }) => {
+                return Ok(Heard { answers: None, short: Vec::new(), unvouched: Some(error) });
+            }
+            Err(Unvouched { error, sent: Sent::Unheard }) => return Err(error),
         };
-        let Sent::Answered(answers) = sent else { return (sent, error) };
-        let (mut counted, mut marks) = (Vec::with_capacity(calls.len()), Vec::with_capacity(calls.len()));
-        for (index, answer) in answers.into_iter().enumerate() {
-            (if index % 2 == 0 { &mut counted } else { &mut marks }).push(answer);
+        let mut heard = Heard::all(Vec::with_capacity(calls.len()));
+        let mut short = short.into_iter().skip(1).step_by(2);
+        let mut answers = answers.into_iter();
+        while let (Some(answer), Some(mark)) = (answers.next(), answers.next()) {
+            // Refused (memory is full, say), a mark vouches for nothing. One that was not heard says so in
+            // the answer as well.
+            let refused = if is_unheard(&mark) { None } else { reply::<()>(mark).err() };
+            heard.short.push(short.next().unwrap_or(false) || refused.is_some());
+            heard.answers.get_or_insert_default().push(answer);
+            unvouched = unvouched.or(refused);
         }
-        // Refused (memory is full, say), a mark vouches for nothing. Where none was heard no call was either.
-        let refused = marks.into_iter().filter(|mark| !is_unheard(mark)).find_map(|it| reply::<()>(it).err());
-        (Sent::Answered(counted), error.or(refused))
+        Ok(Heard { unvouched, ..heard })
+    }
+}
+
+/// What was heard of calls.
+struct Heard {
+    /// One a call; none at all where they never left.
+    answers: Option<Vec<Value>>,
+    /// Of each whether replicas may lack it.
+    short: Vec<bool>,
+    /// Why, where any is.
+    unvouched: Option<StoreError>,
+}
+
+impl Heard {
+    fn all(answers: Vec<Value>) -> Self {
+        Self { short: vec![false; answers.len()], answers: Some(answers), unvouched: None }
     }
 }
 

@@ -107,12 +107,20 @@ impl Unanswered {
         let _turn = self.turn.lock().await;
         let is_due = |kept: &&Kept| kept.missed.is_none_or(|at| now.saturating_sub(at) >= LOOK_AGAIN);
         let due: Vec<Kept> = self.kept.lock().iter().filter(is_due).cloned().collect();
+        let mut failed = None;
         for due in due.chunks(CALLS_AT_ONCE) {
             let asked = due.iter().map(|kept| kept.call.ask()).collect();
             let _turn = redis.turn().await;
             let answers = redis.connection()?.pipe(asked).await?;
             for (Kept { call, missed }, tokens) in due.iter().zip(answers) {
-                let plays = call.read(tokens)?;
+                // One whose node is away is looked for again, and holds no other up.
+                let plays = match call.read(tokens) {
+                    Ok(plays) => plays,
+                    Err(error) => {
+                        failed.get_or_insert(error);
+                        continue;
+                    }
+                };
                 let mut kept = self.kept.lock();
                 if plays == 0 && missed.is_none() {
                     if let Some(same) = kept.iter_mut().find(|kept| Arc::ptr_eq(&kept.call, call)) {
@@ -129,7 +137,7 @@ impl Unanswered {
         if self.plays() <= MOST_PLAYS / 2 {
             self.full.store(false, Ordering::Relaxed);
         }
-        Ok(())
+        failed.map_or(Ok(()), Err)
     }
 }
 

@@ -121,7 +121,9 @@ impl Form {
             partitions[video.partition().index()] = true;
         }
         for partition in Partition::all() {
-            if partitions[partition.index()] && notes.wants_since(partition, monotonic) {
+            // By the runs of another moment it would be dated again and again, by each in turn.
+            let dates = connection.is_whole() && notes.wants_since(partition, monotonic);
+            if partitions[partition.index()] && dates {
                 formed.before.push(self.known.call(&self.redis, connection, partition, Cause::Again));
                 formed.since.push(partition);
             }

@@ -67,7 +67,7 @@ impl Writer {
             Ok(values) => values,
             Err(error) => return Outcome::failed(error, formed.into_marks()),
         };
-        let version = version.into_iter().next().and_then(|version| reply::<Option<String>>(version).ok());
+        let version = version.into_iter().next().map(reply::<Option<String>>);
         let timely = self.redis.clock().monotonic().saturating_sub(sent) <= LATE;
         let mut outcome = Outcome::default();
         let (mut before, mut values) = (before.into_iter(), values.into_iter());
@@ -117,8 +117,17 @@ impl Writer {
         {
             tracing::debug!(error = %error, "late beats were not registered again");
         }
-        let newest = if version.is_some_and(|version| map.is_of(version.as_deref())) {
+        let newest = if let Some(Ok(version)) = &version
+            && map.is_of(version.as_deref())
+        {
             map.seen(sent);
+            map
+        } else if let Some(Err(error)) = version
+            && self.redis.is_cluster()
+        {
+            // The node that has the map is away, and nobody changes it. What was written is written; that the
+            // map was not seen counts: once it is too old, nothing is written by it.
+            tracing::debug!(error = %error, "the version of the map of shards is not known");
             map
         } else {
             let videos: HashSet<&VideoId> = written.iter().map(|group| &group.video).collect();

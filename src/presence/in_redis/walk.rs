@@ -139,7 +139,7 @@ impl Walker {
             let calls = calls_of(&batch, by_slot);
             // Not before its turn: by an earlier time fresh beats would be taken for ones of the future.
             let commands = || -> Vec<Cmd> {
-                let enough = (in_flight / calls.len() as u64).max(1);
+                let enough = (in_flight / calls.len() as u64).clamp(1, WORK_IN_FLIGHT);
                 calls.iter().map(|steps| self.command(steps, enough)).collect()
             };
             let values = match &mut lock {

@@ -156,8 +156,13 @@ impl Writer {
 
     /// The writer's task: rounds until it is told to stop and nothing is left to write.
     pub(super) async fn run(self: Arc<Self>, stopping: CancellationToken) {
+        let mut partly = false;
         let mut learnt = Learnt { notes: Notes::new(self.note_life), moved: Moved::default() };
         loop {
+            if partly {
+                // What a node that is away didn't take is not tried again at once, whoever waits for more.
+                let _ = stopping.run_until_cancelled(tokio::time::sleep(RETRY)).await;
+            }
             self.wait_for_work(&stopping).await;
             let round = self.merge.lock().take();
             #[expect(clippy::cast_precision_loss, reason = "a gauge; merges are far below 2^52")]
@@ -166,6 +171,7 @@ impl Writer {
                 if round.marks.is_empty() { Written::All } else { self.write(round, &mut learnt).await };
             // What some nodes of a cluster don't take is written later, and no reason to refuse the rest.
             self.failing.store(written == Written::Nothing, Ordering::Relaxed);
+            partly = written == Written::Some;
             if stopping.is_cancelled() {
                 let left = self.merge.lock().len();
                 if left == 0 {

@@ -140,7 +140,12 @@ impl<'a> Pass<'a> {
                 }
                 // Its own shards fail it; the others are swept all the same.
                 Err(error) => {
-                    tracing::error!(video.id = %video, error = %error, "a video can't be swept");
+                    // That a node is away is told once, and concerns thousands of videos.
+                    if error.is_transient() {
+                        tracing::debug!(video.id = %video, error = %error, "a video can't be swept now");
+                    } else {
+                        tracing::error!(video.id = %video, error = %error, "a video can't be swept");
+                    }
                     *failed = error.is_transient().then_some(error).or(failed.take());
                 }
             }
@@ -163,6 +168,9 @@ impl<'a> Pass<'a> {
     /// able to beat either; and where the stamp is gone, so may be the data.
     async fn mind_the_gap(&self) -> Result<(), StoreError> {
         let (sweep, redis) = (self.sweep, &self.sweep.redis);
+        if !self.connection.is_whole() {
+            return Ok(());
+        }
         let stamps = stamps(redis.keys(), sweep.partition);
         let (swept, since): (Option<String>, Option<String>) = self.connection.query(stamps).await?;
         // What can't be read is as good as long ago; the end of this pass writes it anew.

@@ -2,11 +2,11 @@
 //! same time, and follows its slot where that has moved.
 //!
 //! A node that is away fails its own commands and no others, and at once: who waits for it would keep
-//! everybody behind it waiting.
+//! everybody behind it waiting. So does a slot that has gone to a node which this connection doesn't know:
+//! what was formed for this one may be wrong there.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use arc_swap::ArcSwap;
 use futures::future::join_all;
 use redis::{Cmd, Pipeline, Value};
 use tokio::time::Instant;
@@ -57,8 +57,10 @@ impl Connection {
         last: Option<&Cmd>,
         until: Instant,
     ) -> (Vec<Value>, Vec<Value>) {
+        // In this order: each value, and what the `last` behind it said.
         let patience = until - self.shared.way.deadline / 2;
-        let (mut values, mut lasts) = (vec![Value::Nil; commands.len()], Vec::new());
+        let mut values = vec![Value::Nil; commands.len()];
+        let mut lasts = values.clone();
         let mut waiting: Vec<Waiting> = commands
             .into_iter()
             .enumerate()
@@ -82,22 +84,20 @@ impl Connection {
                         continue;
                     }
                 };
-                lasts.extend(last);
                 for (mut one, answer) in waiting.into_iter().zip(answers) {
                     match redirect(&answer, &node) {
                         None => {
                             values[one.index] = answer;
+                            lasts[one.index] = last.clone().unwrap_or(Value::Nil);
                             continue;
                         }
                         Some(Redirect::Later) => later = true,
                         Some(Redirect::Moved(address)) => {
                             self.shared.broke.notify_one();
                             (one.to, one.asking) = (self.node_at(&address), false);
-                            later |= one.to.is_none();
                         }
                         Some(Redirect::Ask(address)) => {
                             (one.to, one.asking) = (self.node_at(&address), true);
-                            later |= one.to.is_none();
                         }
                     }
                     one.refused = answer;
@@ -113,9 +113,6 @@ impl Connection {
             }
             if later {
                 tokio::time::sleep(AGAIN_AFTER).await;
-                let newest = self.newest_slots();
-                let unknown = again.iter_mut().filter(|one| one.to.is_none());
-                unknown.for_each(|one| one.to = newest.as_ref().and_then(|it| self.owner(it, &one.command)));
             }
             waiting = again;
         }
@@ -129,22 +126,12 @@ impl Connection {
                 let address = slots.primaries.get(slots.owner(slot)?)?;
                 self.node_at(address)
             }
-            None => self.live.nodes.iter().find(|node| !node.is_broken()).cloned(),
+            None => self.live.nodes.load().iter().find(|node| !node.is_broken()).cloned(),
         }
     }
 
-    /// One of this connection, or of the one that has come after it meanwhile.
     fn node_at(&self, address: &str) -> Option<Arc<Node>> {
-        let is_there = |node: &&Arc<Node>| &*node.address == address;
-        let newer = self.shared.current.load_full();
-        let newer = newer.iter().flat_map(|live| &live.nodes);
-        let mut known = self.live.nodes.iter().chain(newer).filter(is_there);
-        known.clone().find(|node| !node.is_broken()).or_else(|| known.next()).cloned()
-    }
-
-    fn newest_slots(&self) -> Option<Arc<SlotMap>> {
-        let live = self.shared.current.load_full()?;
-        live.slots.as_ref().map(ArcSwap::load_full)
+        self.live.nodes.load().iter().find(|node| &*node.address == address).cloned()
     }
 }
 
@@ -205,7 +192,8 @@ fn redirect(answer: &Value, node: &Node) -> Option<Redirect> {
         let (_slot, address) = error.details()?.split_once(' ')?;
         let host = node.address.rsplit_once(':').map_or("", |(host, _)| host);
         // A node that doesn't know how it is called means the host that was asked.
-        Some(if address.starts_with(':') { format!("{host}{address}") } else { address.to_owned() })
+        let port = address.strip_prefix(':').or_else(|| address.strip_prefix("?:"));
+        Some(port.map_or_else(|| address.to_owned(), |port| format!("{host}:{port}")))
     };
     match code {
         "MOVED" => address().map(Redirect::Moved),

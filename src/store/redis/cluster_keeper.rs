@@ -5,7 +5,10 @@
 //! one before may be untrue. Until all slots have a primary that answers, the one before stays in use,
 //! for the slots that have.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use arc_swap::ArcSwap;
 use futures::future::{join_all, try_join_all};
@@ -35,13 +38,19 @@ impl Redis {
         loop {
             match self.look_around(seeds, &mut members).await {
                 Ok(()) => {
-                    told.well();
+                    // Also of one over which the connection stayed: the nodes refused everything meanwhile.
+                    if told.well() {
+                        self.shared.note_end_of_outage();
+                    }
+                    self.shared.note_answer();
                     tokio::time::sleep(LOOK_AGAIN).await;
                     let _ = tokio::time::timeout(PROBE_EVERY, self.shared.broke.notified()).await;
                 }
                 Err(error) => {
-                    told.failed(&error);
-                    self.shared.failure.store(Some(Arc::new(reason(&error))));
+                    self.failed(&mut told, &error);
+                    if let Some(live) = &*self.shared.current.load() {
+                        live.confirmed.store(false, Ordering::Relaxed);
+                    }
                     if self.shared.current.load().as_ref().is_some_and(|live| live.is_broken()) {
                         self.shared.current.store(None);
                     }
@@ -72,7 +81,20 @@ impl Redis {
         members.extend(connected.iter().flatten().cloned());
         members.sort_by(|one, other| one.address.cmp(&other.address));
         members.dedup_by(|one, other| Arc::ptr_eq(one, other));
-        let nodes = connected.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let current = self.shared.current.load_full();
+        let known: Vec<Arc<Node>> = current.iter().flat_map(|live| live.nodes.load().to_vec()).collect();
+        // One that is away stays what it was, so that the others can go on without it.
+        let (mut nodes, mut away) = (Vec::with_capacity(connected.len()), None);
+        for (connected, address) in connected.into_iter().zip(&map.primaries) {
+            match (connected, known.iter().find(|node| *node.address == **address)) {
+                (Ok(node), _) => nodes.push(node),
+                (Err(error), Some(before)) => {
+                    nodes.push(before.clone());
+                    away.get_or_insert(error);
+                }
+                (Err(error), None) => return Err(error),
+            }
+        }
         members.retain(|member| nodes.iter().any(|node| Arc::ptr_eq(node, member)));
         self.probe_all(&nodes, &map).await?;
         if map.uncovered() > 0 {
@@ -80,22 +102,25 @@ impl Redis {
             let reason = format!("{uncovered} of the cluster's slots have no primary");
             return Err(StoreError::unavailable(Part::Redis, reason));
         }
-        let current = self.shared.current.load_full();
-        let same = |live: &Live| {
-            live.nodes.len() == nodes.len()
-                && live.nodes.iter().zip(&nodes).all(|(one, other)| Arc::ptr_eq(one, other))
-        };
-        if let Some(slots) = current.as_ref().filter(|live| same(live)).and_then(|live| live.slots.as_ref()) {
-            if **slots.load() != map {
-                slots.store(Arc::new(map));
+        match current.as_ref().and_then(|live| Some((live, live.slots.as_ref()?))) {
+            Some((live, slots)) if are_the_same(&known, &nodes) => {
+                if **slots.load() != map {
+                    slots.store(Arc::new(map));
+                }
+                live.confirmed.store(away.is_none(), Ordering::Relaxed);
+                live.nodes.store(Arc::new(nodes));
             }
-        } else {
-            let run_id = run_of(&nodes).into();
-            let slots = Some(ArcSwap::from_pointee(map));
-            self.greet_and_publish(Live { epoch: self.next_epoch(), run_id, nodes, slots }).await?;
+            _ => {
+                let slots = Some(ArcSwap::from_pointee(map));
+                let live = Live::new(self.next_epoch(), run_of(&nodes).into(), nodes, slots);
+                live.confirmed.store(away.is_none(), Ordering::Relaxed);
+                self.greet_and_publish(live).await?;
+            }
         }
-        self.shared.note_answer();
-        Ok(())
+        match away {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
     }
 
     /// The map that most of those who are asked agree on.
@@ -127,7 +152,8 @@ impl Redis {
     /// the same one for all instances.
     async fn probe_all(&self, nodes: &[Arc<Node>], map: &SlotMap) -> Result<(), StoreError> {
         let timekeeper = map.owner(slot_of(self.keys().shards_version().as_bytes()));
-        let probes = nodes.iter().enumerate().map(async |(place, node)| {
+        let there = nodes.iter().enumerate().filter(|(_, node)| !node.is_broken());
+        let probes = there.map(async |(place, node)| {
             let probed = if Some(place) == timekeeper && !self.shared.beside {
                 node.observe_time().await
             } else {
@@ -135,8 +161,25 @@ impl Redis {
             };
             probed.inspect_err(|_| drop(node.give_up("the probe failed")))
         });
-        try_join_all(probes).await.map(drop)
+        try_join_all(probes).await?;
+        // A node that has lost sight of the others still tells the time and the map, and refuses the rest.
+        match timekeeper.map(|place| &nodes[place]).filter(|node| !node.is_broken()) {
+            Some(node) => {
+                let mut version = redis::cmd("GET");
+                version.arg(self.keys().shards_version());
+                node.ask::<Option<String>>(version).await.map(drop)
+            }
+            None => Ok(()),
+        }
     }
+}
+
+/// Whether these are the same servers in the same runs, though connections to some may be new: what is known
+/// of their data holds.
+fn are_the_same(before: &[Arc<Node>], now: &[Arc<Node>]) -> bool {
+    let same =
+        |(one, other): (&Arc<Node>, &Arc<Node>)| one.address == other.address && one.run_id == other.run_id;
+    before.len() == now.len() && before.iter().zip(now).all(same)
 }
 
 /// Which runs these are, in one word: a viewer's data may be on any of them, so what one of them has

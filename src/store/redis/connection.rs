@@ -1,6 +1,9 @@
 //! What callers hold: one server, or the primaries of a cluster as they were when it was made.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use arc_swap::ArcSwap;
 use redis::{Cmd, FromRedisValue, Value};
@@ -25,21 +28,34 @@ pub struct Connection {
 pub(super) struct Live {
     pub(super) epoch: u64,
     pub(super) run_id: Arc<str>,
-    /// One; or those of a cluster, in the order of [`SlotMap::primaries`].
-    pub(super) nodes: Vec<Arc<Node>>,
+    /// One; or those of a cluster, in the order of [`SlotMap::primaries`]. Only the connection to a node may
+    /// be another one by now, never the node.
+    pub(super) nodes: ArcSwap<Vec<Arc<Node>>>,
+    /// Whether the last look at the cluster found it as it is here.
+    pub(super) confirmed: AtomicBool,
     /// Which of them has which slots; slots may go from one to another. `None` for a single server.
     pub(super) slots: Option<ArcSwap<SlotMap>>,
 }
 
 impl Live {
-    /// Whether nothing can be had from it any more. Of a cluster, some of it may be away meanwhile.
-    pub(super) fn is_broken(&self) -> bool {
-        self.nodes.iter().all(|node| node.is_broken())
+    pub(super) fn new(
+        epoch: u64,
+        run_id: Arc<str>,
+        nodes: Vec<Arc<Node>>,
+        slots: Option<ArcSwap<SlotMap>>,
+    ) -> Self {
+        let confirmed = AtomicBool::new(true);
+        Self { epoch, run_id, nodes: ArcSwap::from_pointee(nodes), confirmed, slots }
     }
 
-    /// Whether nothing of it is away.
+    /// Whether nothing can be had from it any more. Of a cluster, some of it may be away meanwhile.
+    pub(super) fn is_broken(&self) -> bool {
+        self.nodes.load().iter().all(|node| node.is_broken())
+    }
+
+    /// Whether nothing of it is away, as far as is known.
     pub(super) fn is_whole(&self) -> bool {
-        self.nodes.iter().all(|node| !node.is_broken())
+        self.confirmed.load(Ordering::Relaxed) && self.nodes.load().iter().all(|node| !node.is_broken())
     }
 }
 
@@ -59,10 +75,11 @@ impl Connection {
     /// How many servers work on what is sent, at the same time.
     #[must_use]
     pub fn nodes(&self) -> usize {
-        self.live.nodes.len()
+        self.live.nodes.load().len()
     }
 
-    /// Whether no node of a cluster is away.
+    /// Whether no node of a cluster is away, or has come that can't be reached. Where it isn't, what is found
+    /// missing need not be missing.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.live.is_whole()
@@ -118,7 +135,7 @@ impl Connection {
     }
 
     /// [`Connection::pipe`] with `last` behind the commands, of each node that got any, and also behind
-    /// those that had to be sent again; beside the values those of `last`.
+    /// those that had to be sent again; beside each value that of the `last` behind it.
     pub(super) async fn pipe_before(
         &self,
         commands: Vec<Cmd>,
@@ -145,9 +162,10 @@ impl Connection {
         }
         let count = commands.len();
         let pipeline = pipeline_of(commands.into_iter().chain(last.cloned()));
-        let mut values = self.live.nodes[0].exchange(&pipeline, usize::from(last.is_some()), until).await?;
-        let lasts = values.split_off(count);
-        Ok((values, lasts))
+        let node = self.live.nodes.load()[0].clone();
+        let mut values = node.exchange(&pipeline, usize::from(last.is_some()), until).await?;
+        let last = values.split_off(count).pop();
+        Ok((values, vec![last.unwrap_or(Value::Nil); count]))
     }
 
     /// [`Connection::pipe`] for a number of commands known beforehand.

@@ -8,7 +8,7 @@ use super::{
     Redis,
     connection::{Connection, Live},
     node::Node,
-    servers::{Sentinels, Servers},
+    servers::{Sentinels, Servers, address_of},
 };
 use crate::error::{Part, StoreError};
 
@@ -31,11 +31,13 @@ impl Told {
         Self { quiet, failing: false, wait: RETRY_FIRST }
     }
 
-    pub(super) fn well(&mut self) {
+    /// Tells whether attempts had failed.
+    pub(super) fn well(&mut self) -> bool {
         if self.failing && !self.quiet {
             tracing::info!("redis is back");
         }
-        (self.wait, self.failing) = (RETRY_FIRST, false);
+        self.wait = RETRY_FIRST;
+        std::mem::take(&mut self.failing)
     }
 
     pub(super) fn failed(&mut self, error: &StoreError) {
@@ -55,7 +57,7 @@ impl Told {
 impl Redis {
     pub(super) async fn keep(self) {
         match self.shared.way.servers.clone() {
-            Servers::One(client) => self.keep_one(&client, None).await,
+            Servers::One(client) => self.keep_one(&client, &mut Told::new(self.shared.beside)).await,
             Servers::Sentinels(sentinels) => self.keep_named(&sentinels).await,
             Servers::Cluster(seeds) => self.keep_cluster(&seeds).await,
         }
@@ -65,45 +67,49 @@ impl Redis {
     async fn keep_named(&self, sentinels: &Sentinels) {
         let mut told = Told::new(self.shared.beside);
         loop {
-            match sentinels.primary(&self.shared.way.connect).await {
-                Ok(client) => self.keep_one(&client, Some(sentinels)).await,
-                Err(error) => {
-                    told.failed(&error);
-                    self.shared.failure.store(Some(Arc::new(reason(&error))));
-                    told.pause().await;
+            let named = sentinels.primary(&self.shared.way.connect, self.shared.way.deadline).await;
+            let kept = async {
+                let client = named?;
+                let connection = self.connect(&client).await?;
+                Ok((client, connection))
+            };
+            match kept.await {
+                Ok((client, connection)) => {
+                    told.well();
+                    self.watch(&connection, Some((sentinels, &client))).await;
                 }
+                Err(error) => self.failed(&mut told, &error),
             }
+            self.shared.current.store(None);
+            told.pause().await;
         }
     }
 
-    /// Keeps a connection to one server: for ever, or until the sentinels have to be asked again.
-    async fn keep_one(&self, client: &Client, sentinels: Option<&Sentinels>) {
-        let mut told = Told::new(self.shared.beside);
+    /// Keeps a connection to one server.
+    async fn keep_one(&self, client: &Client, told: &mut Told) {
         loop {
             match self.connect(client).await {
                 Ok(connection) => {
                     told.well();
-                    self.watch(&connection, client, sentinels).await;
+                    self.watch(&connection, None).await;
                 }
-                Err(error) => {
-                    told.failed(&error);
-                    self.shared.failure.store(Some(Arc::new(reason(&error))));
-                }
+                Err(error) => self.failed(told, &error),
             }
             self.shared.current.store(None);
             told.pause().await;
-            if sentinels.is_some() {
-                return;
-            }
         }
+    }
+
+    pub(super) fn failed(&self, told: &mut Told, error: &StoreError) {
+        told.failed(error);
+        self.shared.failure.store(Some(Arc::new(reason(error))));
     }
 
     /// Makes a connection fit for use: to a primary, loaded, greeted.
     async fn connect(&self, client: &Client) -> Result<Connection, StoreError> {
         let node = Arc::new(Node::connect(&self.shared, client, "").await?);
         self.probe(&node).await?;
-        let live =
-            Live { epoch: self.next_epoch(), run_id: node.run_id.clone(), nodes: vec![node], slots: None };
+        let live = Live::new(self.next_epoch(), node.run_id.clone(), vec![node], None);
         self.greet_and_publish(live).await
     }
 
@@ -127,8 +133,8 @@ impl Redis {
     }
 
     /// Returns when the connection can't be used any more, or sentinels name another primary.
-    async fn watch(&self, connection: &Connection, client: &Client, sentinels: Option<&Sentinels>) {
-        let node = &connection.live.nodes[0];
+    async fn watch(&self, connection: &Connection, named: Option<(&Sentinels, &Client)>) {
+        let node = &connection.live.nodes.load()[0];
         while !connection.is_broken() {
             let broke = tokio::time::timeout(PROBE_EVERY, self.shared.broke.notified()).await.is_ok();
             if broke {
@@ -138,9 +144,10 @@ impl Redis {
                 node.give_up("the probe failed");
             }
             // One that was cut off from the sentinels goes on as if nothing had happened.
-            if let Some(sentinels) = sentinels
-                && let Ok(named) = sentinels.primary_address(&self.shared.way.connect).await
-                && named != super::servers::address_of(client)
+            let way = &self.shared.way;
+            if let Some((sentinels, client)) = named
+                && let Ok(address) = sentinels.primary_address(&way.connect, way.deadline).await
+                && address != address_of(client)
             {
                 node.give_up("the sentinels name another primary");
             }

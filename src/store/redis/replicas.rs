@@ -11,7 +11,7 @@ use std::{
 use redis::{Cmd, FromRedisValue, Value};
 use tokio::sync::Mutex;
 
-use super::{Redis, reply};
+use super::{Redis, is_unheard, reply};
 use crate::{
     clock::millis,
     error::{Part, StoreError},
@@ -47,7 +47,7 @@ impl WaitFor {
 /// Why replicas don't vouch for commands, and what became of those.
 #[derive(Debug)]
 pub struct Unvouched {
-    /// Why.
+    /// Why, of the first of them.
     pub error: StoreError,
     /// What became of them.
     pub sent: Sent,
@@ -60,8 +60,9 @@ pub enum Sent {
     Not,
     /// Nobody heard an answer.
     Unheard,
-    /// Redis answered each of them, though its replicas may not have what they wrote.
-    Answered(Vec<Value>),
+    /// Redis answered each of them, though its replicas may not have what they wrote: of a cluster those of
+    /// some nodes. For each whether they don't.
+    Answered(Vec<Value>, Vec<bool>),
 }
 
 /// A way to Redis by which a write is a write to `redis.wait_replicas` replicas, too.
@@ -129,9 +130,14 @@ impl Replicas {
         wait.arg(self.wanted).arg(millis(self.patience()));
         let unheard = |error| Unvouched { error, sent: Sent::Unheard };
         let (values, waited) = connection.pipe_before(commands, &wait).await.map_err(unheard)?;
-        for waited in waited {
+        let mut first = None;
+        let short = waited.into_iter().zip(&values).map(|(waited, value)| {
+            // What was not heard says so itself.
+            if is_unheard(value) || matches!(waited, Value::Nil) {
+                return false;
+            }
             let error = match reply::<u32>(waited) {
-                Ok(reached) if reached >= self.wanted => continue,
+                Ok(reached) if reached >= self.wanted => return false,
                 Ok(reached) => {
                     let wanted = self.wanted;
                     let reason =
@@ -141,7 +147,12 @@ impl Replicas {
                 // Whatever it is (demoted while it waited, WAIT forbidden), nothing is vouched for.
                 Err(error) => StoreError::unavailable(Part::Redis, format!("WAIT failed: {error}")),
             };
-            return Err(Unvouched { error, sent: Sent::Answered(values) });
+            first.get_or_insert(error);
+            true
+        });
+        let short: Vec<bool> = short.collect();
+        if let Some(error) = first {
+            return Err(Unvouched { error, sent: Sent::Answered(values, short) });
         }
         Ok(values)
     }

@@ -117,7 +117,7 @@ pub async fn primaries(
     match Servers::new(settings)? {
         Servers::One(client) => Ok((vec![(settings.url.redacted(), *client)], 0)),
         Servers::Sentinels(sentinels) => {
-            let client = sentinels.primary(connect).await?;
+            let client = sentinels.primary(connect, settings.connect_timeout).await?;
             Ok((vec![(address_of(&client), client)], 0))
         }
         Servers::Cluster(seeds) => {
@@ -140,8 +140,12 @@ pub async fn primaries(
 impl Sentinels {
     /// How to reach the primary, by the word of most of the sentinels that answer: one that was cut off
     /// from the others may still name a server that is none any more.
-    pub(super) async fn primary(&self, connect: &AsyncConnectionConfig) -> Result<Client, StoreError> {
-        let address = self.primary_address(connect).await?;
+    pub(super) async fn primary(
+        &self,
+        connect: &AsyncConnectionConfig,
+        deadline: Duration,
+    ) -> Result<Client, StoreError> {
+        let address = self.primary_address(connect, deadline).await?;
         at(&self.primary, &address)
     }
 
@@ -149,8 +153,13 @@ impl Sentinels {
     pub(super) async fn primary_address(
         &self,
         connect: &AsyncConnectionConfig,
+        deadline: Duration,
     ) -> Result<String, StoreError> {
-        let asked = self.asked.iter().map(|sentinel| sentinel.primary_address(&self.name, connect));
+        // Those that say nothing are not waited for: one that stands still may do so for long.
+        let asked = self.asked.iter().map(async |sentinel| {
+            let told = tokio::time::timeout(deadline, sentinel.primary_address(&self.name, connect)).await;
+            told.unwrap_or_else(|_| Err("no answer".to_owned()))
+        });
         let told = join_all(asked).await;
         let names: Vec<&String> = told.iter().filter_map(|told| told.as_ref().ok()?.as_ref()).collect();
         let votes = |name: &&&String| names.iter().filter(|other| other == name).count();
@@ -177,10 +186,10 @@ impl Sentinel {
         connect: &AsyncConnectionConfig,
     ) -> Result<Option<String>, String> {
         let mut kept = self.connection.lock().await;
-        let told = self.ask(&mut kept, name, connect).await;
-        if told.is_err() {
-            *kept = None;
-        }
+        // Put back once it has answered; who gives up waiting throws it away.
+        let mut connection = kept.take();
+        let told = self.ask(&mut connection, name, connect).await;
+        *kept = connection.filter(|_| told.is_ok());
         told
     }
 

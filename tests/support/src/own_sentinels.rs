@@ -112,6 +112,12 @@ impl OwnSentinels {
         self.sentinels[number].0.kill().await.unwrap();
     }
 
+    /// Makes one sentinel take connections and answer nothing, or go on.
+    pub async fn signal_sentinel(&self, number: usize, signal: &str) {
+        let pid = self.sentinels[number].0.id().unwrap().to_string();
+        assert!(Command::new("kill").args([signal, &pid]).status().await.unwrap().success());
+    }
+
     fn server(&mut self, port: u16) -> &mut OwnRedis {
         self.servers.iter_mut().find(|server| server.port() == port).unwrap()
     }

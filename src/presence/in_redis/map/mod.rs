@@ -315,7 +315,11 @@ impl ShardMap {
             }
             let Ok(connection) = self.shared.redis.connection() else { continue };
             if let Err(error) = self.keep_recent(&connection).await {
-                tracing::debug!(error = %error, "the map of shards was not looked at");
+                if error.is_transient() {
+                    tracing::debug!(error = %error, "the map of shards was not looked at");
+                } else {
+                    tracing::error!(error = %error, "viewers are written where other instances don't look");
+                }
             }
         }
     }

@@ -31,7 +31,7 @@ impl ShardMap {
                  other's viewers: set it alike; to change it, stop all of them and delete the key {key}, or \
                  wait for {life} s"
             );
-            return Err(StoreError::unavailable(Part::Redis, reason));
+            return Err(StoreError::unexpected(Part::Redis, reason));
         }
         // As long as the shards are.
         let mut expire = redis::cmd("EXPIRE");
