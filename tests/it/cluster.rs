@@ -92,7 +92,6 @@ async fn with_one_node_gone_for_good_the_others_go_on_also_when_their_connection
     let world = World::redis_with(|config| {
         config.redis.topology = Topology::Cluster;
         config.redis.urls = cluster.urls().into_iter().map(SecretUrl::new).collect();
-        config.redis.deadline = Duration::from_secs(2);
     })
     .await;
     let videos: Vec<String> = (0..40).map(|number| format!("video-{number}")).collect();
