@@ -71,7 +71,7 @@ pub(crate) struct Drained {
 }
 
 /// What is wrong with how a drain went, which ends in its time, and with 0 where all around it is `quiet`.
-pub(crate) fn wrong_with(drained: Option<Drained>, quiet: bool) -> Option<String> {
+pub(crate) fn wrong_with(drained: Option<&Drained>, quiet: bool) -> Option<String> {
     match drained {
         None => Some("is still there long after".to_owned()),
         Some(Drained { status, took }) if quiet && !status.success() => {

@@ -95,7 +95,7 @@ impl Kafka {
     /// Ends the third consumer while nothing is in its way.
     pub(crate) async fn drain(&self, tally: &Tally) -> anyhow::Result<()> {
         let drained = self.consumer.lock().await.drain().await?;
-        if let Some(wrong) = wrong_with(drained, true) {
+        if let Some(wrong) = wrong_with(drained.as_ref(), true) {
             tally.wrong(Wrong::Promise, &format!("the consumer was asked to stop and {wrong}"));
         }
         Ok(())
@@ -107,7 +107,7 @@ impl Goes {
         match self {
             Self::Drained => {
                 tally.consumer("drained");
-                if let Some(wrong) = wrong_with(consumer.drain().await?, false) {
+                if let Some(wrong) = wrong_with(consumer.drain().await?.as_ref(), false) {
                     tally.wrong(Wrong::Promise, &format!("the consumer was asked to stop and {wrong}"));
                 }
             }

@@ -176,7 +176,7 @@ impl Killer {
     ) -> anyhow::Result<()> {
         let drained = instance.drain().await?;
         self.tails.ended(index, quiet);
-        if let Some(wrong) = wrong_with(drained, quiet) {
+        if let Some(wrong) = wrong_with(drained.as_ref(), quiet) {
             self.tally.wrong(Wrong::Promise, &format!("instance {index} was asked to stop and {wrong}"));
         }
         Ok(())
