@@ -205,6 +205,29 @@ async fn redis_loses_everything_while_all_instances_restart_and_no_newcomer_vouc
     }
 }
 
+/// The same where plays are counted from a log. No batch tells of them.
+#[tokio::test]
+async fn what_was_counted_from_a_log_tells_a_newcomer_that_redis_lost_everything() {
+    let mut redis = OwnRedis::start(&[]).await;
+    let world = over(&redis, |_| {}).await;
+    world.beat("film", "ann").await;
+    let counted = "with part as (
+            insert into kafka_offset (topic, partition, topic_id, witness)
+            values ('log', 0, gen_random_uuid(), gen_random_uuid()) returning position)
+        insert into play_seen select 'film', 'u:ann', to_timestamp($1::bigint), position from part";
+    let mut database = world.database().await;
+    let long_ago = (world.clock.now() - secs(600)).secs();
+    sqlx::query(counted).bind(long_ago).execute(&mut database).await.unwrap();
+    let world = world.drained().await;
+    lost(&mut redis, true).await;
+    let world = world.started().await;
+    world.beat("film", "bob").await;
+    world.sweep().await;
+    world.forget_what_was_read();
+    let count = world.online("film").await;
+    assert_eq!((count.online, count.stale), (None, true));
+}
+
 /// The other side of it: a new deployment needs no time to be believed.
 #[tokio::test]
 async fn a_new_deployment_vouches_for_its_first_viewer() {

@@ -413,3 +413,33 @@ async fn where_the_map_is_lost_viewers_are_written_where_they_are_looked_for() {
     })
     .await;
 }
+
+/// A sweep that comes first makes what is left look like an earlier build's.
+#[tokio::test]
+async fn where_the_map_of_a_fixed_number_is_lost_nobody_is_written_where_only_a_lost_map_looks() {
+    let world = World::redis_with(|config| {
+        config.presence.shards = Shards::Fixed(4);
+        config.presence.ack = Ack::Stored;
+    })
+    .await;
+    world.beat_all("film", 0..200).await;
+    world.sweep().await;
+    for key in world.redis_keys().await {
+        let () = world.redis_command(redis::cmd("DEL").arg(world.key(&key))).await;
+    }
+    world.pass(secs(1));
+    world.sweep().await;
+    world.beat_all("film", 0..200).await;
+    // It looks at the map first thing, and makes it say something.
+    let newcomer = world.another().await;
+    for instance in [&world, &newcomer] {
+        world.pass(secs(2));
+        instance.beat_all("film", 0..200).await;
+    }
+    assert!(entry(&world, "*").await.is_some_and(|every| every.starts_with('4')));
+    eventually("everybody is at one place", async || {
+        let stored = Stored::of(&world, "film").await;
+        (0..200).all(|viewer| stored.places_of(&format!("viewer-{viewer}"), 0) == 1)
+    })
+    .await;
+}

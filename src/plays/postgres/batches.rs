@@ -17,20 +17,36 @@ const FORGOTTEN_AT_ONCE: u64 = 1_000;
 const FORGOTTEN_STEPS: usize = 50;
 
 impl Ledger {
-    /// Whether a batch was added well before `at`. A minute is for clocks that differ: this server's
-    /// and the one that told `at`.
+    /// Whether a batch was added well before `at`, or a play counted from a log. A minute is for clocks that
+    /// differ: this server's and the one that told `at`.
     ///
     /// # Errors
     /// The database is away.
     pub async fn had_batches_before(&self, at: Timestamp) -> Result<bool, StoreError> {
-        let had = "select to_regclass('play_batch') is not null";
-        let tables: Vec<(bool,)> = self.postgres.fetch_all(Lane::Reads, sqlx::query_as(had)).await?;
-        if tables != [(true,)] {
+        let had = "select to_regclass('play_batch') is not null, to_regclass('play_seen') is not null";
+        let tables: Vec<(bool, bool)> = self.postgres.fetch_all(Lane::Reads, sqlx::query_as(had)).await?;
+        if tables.iter().any(|(_, has_seen)| *has_seen) && self.had_seen_before(at).await? {
+            return Ok(true);
+        }
+        if !tables.iter().any(|(has_batches, _)| *has_batches) {
             return Ok(false);
         }
         let had = "select exists (select from generate_series(0, 15) as partitions(number) where exists (
             select from play_batch
             where partition = number and applied_at < to_timestamp($1) - interval '1 minute'))";
+        #[expect(clippy::cast_precision_loss, reason = "seconds are far below 2^52")]
+        let had = sqlx::query_as(had).bind(at.secs() as f64);
+        let had: Vec<(bool,)> = self.postgres.fetch_all(Lane::Reads, had).await?;
+        Ok(had == [(true,)])
+    }
+
+    /// The same of plays out of a log, by the times of their records: who was seen then, or how far a part
+    /// was counted where that is forgotten.
+    async fn had_seen_before(&self, at: Timestamp) -> Result<bool, StoreError> {
+        let had = "select exists (select from kafka_offset as part
+            where part.reached < to_timestamp($1) - interval '1 minute' or exists (
+                select from play_seen
+                where position = part.position and counted_at < to_timestamp($1) - interval '1 minute'))";
         #[expect(clippy::cast_precision_loss, reason = "seconds are far below 2^52")]
         let had = sqlx::query_as(had).bind(at.secs() as f64);
         let had: Vec<(bool,)> = self.postgres.fetch_all(Lane::Reads, had).await?;

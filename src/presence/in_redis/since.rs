@@ -85,6 +85,12 @@ impl Known {
         SINCE.call(&[Keys::since(redis.keys(), partition)], &args)
     }
 
+    /// Whether `stamp` calls itself new, and this process knows an older one.
+    pub(crate) fn knows_better(&self, partition: Partition, stamp: &str) -> bool {
+        let known = self.stamps.lock()[partition.index()];
+        Since::parse(stamp).is_some_and(|stamp| !stamp.again && known.is_some_and(|known| known < stamp.at))
+    }
+
     /// Takes note that there was data before what the stamp of `partition` says.
     fn doubt(&self, partition: Partition, stamp: Since) {
         self.stamps.lock()[partition.index()] = Some(stamp.at - Duration::from_secs(1));
@@ -187,7 +193,8 @@ impl Memory {
     }
 
     /// Whether data of `partition` was lost lately or may have been, going by its stamp as just
-    /// read. Remembers the stamp once the gap it tells of is old.
+    /// read. Remembers the stamp once the gap it tells of is old, and until then the first one that was
+    /// read: a later one that calls itself new is another's mistake.
     pub(super) fn is_doubtful(&self, partition: Partition, read: Option<Since>, now: Timestamp) -> bool {
         let mut stamps = self.stamps.lock();
         let remembered = &mut stamps[partition.index()];
@@ -195,6 +202,7 @@ impl Memory {
         let young = now.since(read.at) < self.rhythm.doubt();
         let another = remembered.is_some_and(|known| known.at < read.at);
         if young && (read.again || another) {
+            remembered.get_or_insert(read);
             return true;
         }
         *remembered = Some(read);
@@ -225,6 +233,19 @@ mod tests {
         assert_eq!(Since::parse("5 abc again"), Some(since(5, true)));
         assert_eq!(Since::parse("5 abc new"), Some(since(5, false)));
         assert_eq!(Since::parse("gibberish"), None);
+    }
+
+    #[test]
+    fn who_knows_only_of_a_gap_believes_no_newcomer_that_there_was_nobody_before() {
+        let (usual, window) = (Duration::from_secs(30), Duration::from_secs(600));
+        let rhythm = Arc::new(Rhythm::new(usual, window, ManualClock::at(Timestamp::from_secs(1_000))));
+        let memory = Memory::new(rhythm);
+        let doubts = |read, now| memory.is_doubtful(partition(), read, Timestamp::from_secs(now));
+        assert!(doubts(Some(since(1_000, true)), 1_001));
+        assert!(doubts(None, 1_010), "all is gone once more");
+        assert!(doubts(Some(since(1_011, false)), 1_012), "one who has just come stamped it");
+        assert!(doubts(Some(since(1_011, false)), 1_130));
+        assert!(!doubts(Some(since(1_011, false)), 1_131));
     }
 
     #[test]

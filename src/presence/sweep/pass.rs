@@ -165,7 +165,8 @@ impl<'a> Pass<'a> {
     }
 
     /// Sets the stamp that makes low counts doubted: where nobody swept for long, nobody may have been
-    /// able to beat either; and where the stamp is gone, so may be the data.
+    /// able to beat either; where the stamp is gone, so may be the data; and one who had just come when that
+    /// went took it for a beginning.
     async fn mind_the_gap(&self) -> Result<(), StoreError> {
         let (sweep, redis) = (self.sweep, &self.sweep.redis);
         if !self.connection.is_whole() {
@@ -179,7 +180,7 @@ impl<'a> Pass<'a> {
         });
         let cause = if gap.is_some_and(|gap| gap > sweep.interval.mul_f64(2.5) + Duration::from_secs(1)) {
             Cause::Reset
-        } else if since.is_none() {
+        } else if since.is_none_or(|since| sweep.known.knows_better(sweep.partition, &since)) {
             Cause::Again
         } else {
             return Ok(());

@@ -51,6 +51,8 @@ struct Play {
 enum Said {
     Counted,
     Duplicate,
+    /// It is kept; whether it counts shows later.
+    Accepted,
     /// Nothing that settles it.
     Nothing,
 }
@@ -134,9 +136,10 @@ impl Players {
         } else {
             self.send_until_answered(&play).await;
         }
-        self.videos[video].acknowledge();
+        let counts_later = self.world.counts_later();
+        self.videos[video].acknowledge(counts_later);
         self.tally.acknowledged.one();
-        if !play.counted.load(Ordering::SeqCst) {
+        if !counts_later && !play.counted.load(Ordering::SeqCst) {
             self.tally.silent.one();
         }
         self.send_again(play).await;
@@ -194,11 +197,12 @@ impl Players {
         let Ok(answer) = self.world.http.post(&url, body).await else { return Said::Nothing };
         self.tally.answered(answer.status);
         match (answer.status, answer.body["counted"].as_bool()) {
-            (200, Some(true)) => {
+            (202, _) if self.world.counts_later() && answer.body["accepted"] == true => Said::Accepted,
+            (200, Some(true)) if !self.world.counts_later() => {
                 self.tails.counted(instance);
                 Said::Counted
             }
-            (200, Some(false)) => Said::Duplicate,
+            (200, Some(false)) if !self.world.counts_later() => Said::Duplicate,
             (503, _) if answer.body["retryable"] == true => Said::Nothing,
             (status, _) => {
                 let what = format!("instance {instance} answers a play with {status} {}", answer.body);

@@ -45,6 +45,12 @@ pub(crate) enum Deed {
     MoveSlots,
     /// A node comes, gets slots, gives them back, and goes.
     AddNode,
+    /// kill -9 of one of Kafka's brokers and, after a while, another start.
+    KillBroker,
+    /// One of Kafka's brokers stands still, for longer or shorter than it takes to be taken for dead.
+    StopBroker,
+    /// Redis forgets everything. Only where plays are elsewhere.
+    FlushRedis,
     LoseScripts,
     EndRedisClients,
     RewriteRedisFile,
@@ -82,17 +88,18 @@ impl Deed {
             | Self::FillRedis
             | Self::DemoteRedis
             | Self::RewriteRedisFile
-            | Self::BreakWayToRedis(_) => kind == Kind::Single,
+            | Self::BreakWayToRedis(_) => kind != Kind::Cluster,
             Self::KillPrimary | Self::StopPrimary | Self::FailOver | Self::MoveSlots | Self::AddNode => {
                 kind == Kind::Cluster
             }
+            Self::KillBroker | Self::StopBroker | Self::FlushRedis => kind == Kind::Kafka,
             _ => true,
         }
     }
 }
 
-/// What there is. Deadlines are 500 ms (Redis) and 2 s (Postgres), the flush's lock lasts 10 s: some
-/// of everything is shorter and longer.
+/// What there is. Deadlines are 500 ms (Redis) and 2 s (Postgres and Kafka), the flush's lock lasts 10 s,
+/// a broker is taken for dead after 3 s: some of everything is shorter and longer.
 pub(crate) const FAULTS: &[Fault] = &[
     fault("instance killed", 10, 50..=3_000, Deed::KillInstance),
     fault("instance drained", 4, 50..=1_000, Deed::DrainInstance),
@@ -109,6 +116,9 @@ pub(crate) const FAULTS: &[Fault] = &[
     fault("primary demoted", 6, 50..=50, Deed::FailOver),
     fault("slots moved", 8, 50..=50, Deed::MoveSlots),
     fault("node added and removed", 4, 50..=50, Deed::AddNode),
+    fault("broker killed", 10, 50..=6_000, Deed::KillBroker),
+    fault("broker stopped", 14, 100..=6_000, Deed::StopBroker),
+    fault("redis flushed", 6, 50..=50, Deed::FlushRedis),
     fault("redis scripts lost", 4, 50..=50, Deed::LoseScripts),
     fault("redis clients ended", 4, 50..=50, Deed::EndRedisClients),
     fault("redis file rewritten", 2, 50..=50, Deed::RewriteRedisFile),
@@ -199,7 +209,7 @@ mod tests {
 
     #[test]
     fn every_fault_comes_up_and_lasts_as_long_as_it_may() {
-        let drawn = [Kind::Single, Kind::Cluster].map(|kind| drawn(1, kind)).concat();
+        let drawn = [Kind::Single, Kind::Cluster, Kind::Kafka].map(|kind| drawn(1, kind)).concat();
         for fault in FAULTS {
             let lasts: Vec<_> =
                 drawn.iter().filter(|(name, ..)| *name == fault.name).map(|(.., lasts, _)| lasts).collect();

@@ -1,4 +1,4 @@
-//! One headcount process after the other at one address.
+//! One headcount process after the other at one address: an instance, or one that only counts.
 
 use std::{
     path::{Path, PathBuf},
@@ -36,10 +36,19 @@ const SETTINGS: &[(&str, &str)] = &[
     ("HEADCOUNT_JOBS__FLUSH_EVERY", "400ms"),
 ];
 
+/// What a process does, as the program names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Does {
+    Serve,
+    /// Counts what is in Kafka's log, and answers only operators.
+    Consume,
+}
+
 /// An instance, through all its lives.
 pub(crate) struct Instance {
     process: Process,
     program: PathBuf,
+    does: Does,
     log: PathBuf,
     variables: Vec<(String, String)>,
     url: String,
@@ -57,30 +66,42 @@ pub(crate) struct Life {
 
 /// How a drain went.
 pub(crate) struct Drained {
-    pub(crate) status: ExitStatus,
-    pub(crate) took: Duration,
+    status: ExitStatus,
+    took: Duration,
+}
+
+/// What is wrong with how a drain went, which ends in its time, and with 0 where all around it is `quiet`.
+pub(crate) fn wrong_with(drained: Option<&Drained>, quiet: bool) -> Option<String> {
+    match drained {
+        None => Some("is still there long after".to_owned()),
+        Some(Drained { status, took }) if quiet && !status.success() => {
+            let took = took.as_secs_f64();
+            Some(format!("ended with {status} after {took:.1} s though nothing was in its way"))
+        }
+        Some(_) => None,
+    }
 }
 
 impl Instance {
     /// `own` are settings beyond those that all share.
     pub(crate) async fn start(
         program: &Path,
+        does: Does,
         log: PathBuf,
         [public, ops]: [u16; 2],
         own: &[(&str, String)],
         http: Http,
     ) -> anyhow::Result<Self> {
-        let shared = SETTINGS.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-        let own = own.iter().map(|(name, value)| ((*name).to_owned(), value.clone()));
         let listen = [("SERVER", public), ("OPS", ops)];
         let listen =
             listen.map(|(name, port)| (format!("HEADCOUNT_{name}__LISTEN"), format!("127.0.0.1:{port}")));
-        let variables: Vec<_> = shared.chain(own).chain(listen).collect();
-        let process = spawn(program, &log, &variables)?;
-        let url = format!("http://127.0.0.1:{public}");
+        let variables: Vec<_> = variables(own).chain(listen).collect();
+        let process = spawn(program, does, &log, &variables)?;
+        let port = if does == Does::Serve { public } else { ops };
+        let url = format!("http://127.0.0.1:{port}");
         let program = program.to_owned();
         let mut instance =
-            Self { process, program, log, variables, url, http, born_with: 0, lives: Vec::new() };
+            Self { process, program, does, log, variables, url, http, born_with: 0, lives: Vec::new() };
         instance.answers().await?;
         Ok(instance)
     }
@@ -91,7 +112,7 @@ impl Instance {
 
     /// Another life.
     pub(crate) async fn start_again(&mut self) -> anyhow::Result<()> {
-        self.process = spawn(&self.program, &self.log, &self.variables)?;
+        self.process = spawn(&self.program, self.does, &self.log, &self.variables)?;
         self.answers().await
     }
 
@@ -153,8 +174,22 @@ pub(crate) async fn is_well(http: &Http, url: &str) -> bool {
     answer.is_ok_and(|answer| answer.status == 200 && answer.body.get("degraded").is_none())
 }
 
-fn spawn(program: &Path, log: &Path, variables: &[(String, String)]) -> anyhow::Result<Process> {
+/// Makes the tables, and Kafka's topics where there is Kafka.
+pub(crate) async fn migrate(program: &Path, own: &[(&str, String)]) -> anyhow::Result<()> {
+    let migrated = Command::new(program).arg("migrate").envs(variables(own)).output().await?;
+    let said = String::from_utf8_lossy(&migrated.stderr);
+    ensure!(migrated.status.success(), "headcount migrate ended with {} and said {said}", migrated.status);
+    Ok(())
+}
+
+fn variables(own: &[(&str, String)]) -> impl Iterator<Item = (String, String)> {
+    let shared = SETTINGS.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    shared.chain(own.iter().map(|(name, value)| ((*name).to_owned(), value.clone())))
+}
+
+fn spawn(program: &Path, does: Does, log: &Path, variables: &[(String, String)]) -> anyhow::Result<Process> {
     let mut command = Command::new(program);
-    command.arg("serve").envs(variables.iter().map(|(name, value)| (name, value)));
+    let subcommand = if does == Does::Serve { "serve" } else { "consume" };
+    command.arg(subcommand).envs(variables.iter().map(|(name, value)| (name, value)));
     Process::start(command, log).with_context(|| format!("can't start {}", program.display()))
 }

@@ -16,7 +16,7 @@ use tokio::{
 use crate::{
     cluster::{AnyRedis, END_CLIENTS, LOSE_SCRIPTS, here},
     faults::{Deed, Schedule, Stroke},
-    instance::{self, Drained, Instance},
+    instance::{self, Instance, wrong_with},
     keys,
     stores::{Redis, expire},
     tails::Tails,
@@ -119,6 +119,13 @@ impl Killer {
                 self.on_postgres(stroke).await?;
                 String::new()
             }
+            Deed::KillBroker | Deed::StopBroker => {
+                let kafka = self.world.kafka.as_ref().context("no brokers to strike")?;
+                let mut brokers = kafka.brokers.lock().await;
+                self.begins(stroke);
+                brokers.strike(stroke).await;
+                String::new()
+            }
             _ => {
                 self.on_redis(stroke).await?;
                 String::new()
@@ -169,14 +176,9 @@ impl Killer {
     ) -> anyhow::Result<()> {
         let drained = instance.drain().await?;
         self.tails.ended(index, quiet);
-        let wrong = match drained {
-            None => "is still there long after".to_owned(),
-            Some(Drained { status, took }) if quiet && !status.success() => {
-                format!("ended with {status} after {:.1} s though nothing was in its way", took.as_secs_f64())
-            }
-            Some(_) => return Ok(()),
-        };
-        self.tally.wrong(Wrong::Promise, &format!("instance {index} was asked to stop and {wrong}"));
+        if let Some(wrong) = wrong_with(drained.as_ref(), quiet) {
+            self.tally.wrong(Wrong::Promise, &format!("instance {index} was asked to stop and {wrong}"));
+        }
         Ok(())
     }
 
@@ -232,6 +234,7 @@ impl Killer {
                 sleep(stroke.lasts).await;
                 tell(redis, &["REPLICAOF", "NO", "ONE"]).await?;
             }
+            Deed::FlushRedis => tell(redis, &["FLUSHALL"]).await?,
             Deed::LoseScripts => tell(redis, &LOSE_SCRIPTS).await?,
             Deed::EndRedisClients => tell(redis, &END_CLIENTS).await?,
             // One that is under way already is as good.

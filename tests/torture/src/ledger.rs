@@ -47,10 +47,12 @@ impl Video {
         self.begun.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// After it was answered.
-    pub(crate) fn acknowledge(&self) {
+    /// After it was answered. Who answers that it `counts_later` needn't know it yet.
+    pub(crate) fn acknowledge(&self, counts_later: bool) {
         let acknowledged = self.acknowledged.fetch_add(1, Ordering::SeqCst) + 1;
-        self.known[0].fetch_max(acknowledged, Ordering::SeqCst);
+        if !counts_later {
+            self.known[0].fetch_max(acknowledged, Ordering::SeqCst);
+        }
     }
 
     pub(crate) fn acknowledged(&self) -> u64 {
@@ -117,5 +119,19 @@ mod tests {
         assert_eq!(video.judge(video.floor(1), 1), Ok(()), "one turn ago is not long ago");
         video.turn();
         assert_eq!(wrong(&video.judge(video.floor(1), 1)), Some(Wrong::Lost));
+    }
+
+    #[test]
+    fn what_counts_later_is_known_once_it_was_shown() {
+        let video = Video::new(7);
+        for _ in 0..2 {
+            video.begin();
+            video.acknowledge(true);
+        }
+        let two_turns = || (0..2).for_each(|_| video.turn());
+        two_turns();
+        assert_eq!(video.judge(video.floor(0), 1), Ok(()), "the log may be counted no further");
+        two_turns();
+        assert_eq!(wrong(&video.judge(video.floor(1), 0)), Some(Wrong::Lost), "the other has shown it");
     }
 }

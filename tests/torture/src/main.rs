@@ -10,6 +10,7 @@ mod cluster;
 mod faults;
 mod http;
 mod instance;
+mod kafka;
 mod keys;
 mod killer;
 mod ledger;
@@ -47,6 +48,9 @@ struct Options {
     /// On a Redis Cluster, whose primaries are killed and whose slots move.
     #[arg(long)]
     cluster: bool,
+    /// With Kafka, whose brokers are killed while consumers come and go.
+    #[arg(long, conflicts_with = "cluster")]
+    kafka: bool,
     /// The service.
     #[arg(long, value_name = "FILE")]
     headcount: PathBuf,
@@ -56,11 +60,15 @@ struct Options {
 }
 
 fn main() -> anyhow::Result<ExitCode> {
-    let Options { minutes, seed, rate, cluster, headcount, postgres } = Options::parse();
+    let Options { minutes, seed, rate, cluster, kafka, headcount, postgres } = Options::parse();
     ensure!(minutes > 0.0 && minutes < 1e6, "minutes must be more than 0");
     let programs = Programs { headcount, postgres };
     let seed = seed.unwrap_or_else(|| u64::from(rand::random::<u32>()));
-    let kind = if cluster { Kind::Cluster } else { Kind::Single };
+    let kind = match (cluster, kafka) {
+        (true, _) => Kind::Cluster,
+        (_, true) => Kind::Kafka,
+        _ => Kind::Single,
+    };
     let plan = run::Plan { seed, lasts: Duration::from_secs_f64(minutes * 60.0), rate, kind };
     let folder = tempfile::Builder::new().prefix("headcount-torture.").tempdir()?;
     println!("torture: {minutes} minutes, seed {seed}, logs and data in {}", folder.path().display());

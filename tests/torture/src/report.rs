@@ -37,6 +37,8 @@ pub(crate) struct Report {
     pub(crate) tally: Arc<Tally>,
     pub(crate) off: Off,
     pub(crate) kind: Kind,
+    /// How often parts of Kafka's topic were taken up.
+    pub(crate) taken_up: Option<usize>,
     /// Of each instance.
     pub(crate) lives: [Vec<Life>; INSTANCES],
 }
@@ -45,6 +47,9 @@ pub(crate) struct Report {
 /// whole again.
 const FAULTS_A_MINUTE: f64 = 20.0;
 const FAULTS_OF_A_CLUSTER: f64 = 8.0;
+
+/// The same beside three brokers in Java. Consumers that come and go are no part of it.
+const FAULTS_WITH_KAFKA: f64 = 12.0;
 
 impl Report {
     /// Prints all of it; answers whether nothing went wrong.
@@ -72,6 +77,7 @@ impl Report {
         let wanted = match self.kind {
             Kind::Single => FAULTS_A_MINUTE,
             Kind::Cluster => FAULTS_OF_A_CLUSTER,
+            Kind::Kafka => FAULTS_WITH_KAFKA,
         };
         #[expect(clippy::cast_precision_loss, reason = "a number of faults")]
         let enough = faults as f64 >= minutes * wanted;
@@ -86,6 +92,13 @@ impl Report {
         println!("faults");
         for (name, count) in tally.faults() {
             line(name, &count.to_string());
+        }
+        if let Some(taken_up) = self.taken_up {
+            println!("rebalances: every 5 s one of 3 consumers goes or comes");
+            for (does, count) in tally.consumers() {
+                line(&format!("consumer {does}"), &count.to_string());
+            }
+            line("parts taken up, in all three", &taken_up.to_string());
         }
         println!("plays");
         for (name, count) in [

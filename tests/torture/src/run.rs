@@ -12,6 +12,7 @@ use crate::{
     audience::{self, Watched},
     audit,
     clients::Players,
+    kafka,
     killer::Killer,
     ledger::{VIDEOS, Video},
     readers::Readers,
@@ -55,8 +56,15 @@ pub(crate) async fn run(plan: &Plan, programs: &Programs, folder: &Path) -> anyh
     }
 
     let until = Instant::now() + plan.lasts;
+    let rebalancing = async {
+        match &world.kafka {
+            Some(kafka) => kafka.rebalance(&tally, until).await.context("the consumer"),
+            None => Ok(()),
+        }
+    };
+    let striking = killer.clone().run(plan.seed, until);
     tokio::select! {
-        struck = killer.clone().run(plan.seed, until) => struck?,
+        struck = async { tokio::try_join!(striking, rebalancing) } => drop(struck?),
         ended = looking.join_next() => bail!("a part of the torture itself ended: {ended:?}"),
     }
     println!("torture: everything is healed; waiting until every play is in the database");
@@ -73,15 +81,18 @@ pub(crate) async fn run(plan: &Plan, programs: &Programs, folder: &Path) -> anyh
         tally
             .wrong(Wrong::Promise, &format!("{unanswered} plays are not answered though everything is well"));
     }
-    verdict::settle(&world, &tally).await?;
+    verdict::settle(&world, &tally, &videos).await?;
     let off = verdict::pass(&world, &tally, &videos).await?;
     drop(looking);
 
+    if let Some(kafka) = &world.kafka {
+        kafka.drain(&tally).await?;
+    }
     for (index, instance) in world.instances.iter().enumerate() {
         killer.drain(index, &mut *instance.lock().await, true).await?;
     }
     // Both have reported all they have counted; killed ones couldn't, nor those who never heard that
-    // they had.
+    // they had. What is counted from a log is reported as it is counted: nothing may be left there.
     let tail = killer.tails.left() + tally.silent.get();
     let [one, other] = &world.instances;
     let (one, other) = (one.lock().await, other.lock().await);
@@ -95,7 +106,8 @@ pub(crate) async fn run(plan: &Plan, programs: &Programs, folder: &Path) -> anyh
             tally.wrong(Wrong::Promise, &format!("instance {index} grew from {first} to {last} MiB"));
         }
     }
-    Ok(Report { tally, off, kind: plan.kind, lives })
+    let taken_up = world.kafka.is_some().then(|| kafka::taken_up(folder));
+    Ok(Report { tally, off, kind: plan.kind, taken_up, lives })
 }
 
 /// Starts whoever looks on and changes nothing.

@@ -48,6 +48,7 @@ pub(crate) struct Tally {
     began: Instant,
     log: Mutex<File>,
     faults: Mutex<BTreeMap<&'static str, u64>>,
+    consumers: Mutex<BTreeMap<&'static str, u64>>,
     problems: Mutex<Vec<(Wrong, String)>>,
     statuses: Mutex<BTreeMap<u16, u64>>,
     stopping: AtomicBool,
@@ -75,6 +76,7 @@ impl Tally {
             began: Instant::now(),
             log: Mutex::new(File::create(folder.join("torture.log"))?),
             faults: Mutex::default(),
+            consumers: Mutex::default(),
             problems: Mutex::default(),
             statuses: Mutex::default(),
             stopping: AtomicBool::new(false),
@@ -121,6 +123,16 @@ impl Tally {
 
     pub(crate) fn faults(&self) -> BTreeMap<&'static str, u64> {
         self.faults.lock().clone()
+    }
+
+    /// What the third consumer does now, by which parts of the topic are shared out anew.
+    pub(crate) fn consumer(&self, does: &'static str) {
+        self.log(&format!("consumer: {does}"));
+        *self.consumers.lock().entry(does).or_default() += 1;
+    }
+
+    pub(crate) fn consumers(&self) -> BTreeMap<&'static str, u64> {
+        self.consumers.lock().clone()
     }
 
     pub(crate) fn answered(&self, status: u16) {

@@ -17,8 +17,41 @@ use crate::{
 /// How long nothing may move that is to come to its end.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+const VIEWS: &str = "select video_id, views from videos where views <> 0";
+const VIEWS_BY_DAY: &str = "select video_id, sum(views)::bigint from video_daily group by video_id";
+const POSITIONS: &str = "select partition::text, next_offset from kafka_offset";
+
+/// How long a log stands still that is counted to its end: longer than a consumer waits for another try.
+const STILL: Duration = Duration::from_secs(6);
+
 /// Waits until no play is on its way any more.
-pub(crate) async fn settle(world: &World, tally: &Tally) -> anyhow::Result<()> {
+pub(crate) async fn settle(world: &World, tally: &Tally, videos: &[Video]) -> anyhow::Result<()> {
+    if world.counts_later() {
+        settle_log(world, videos).await?;
+    }
+    settle_redis(world, tally).await
+}
+
+/// Waits until the database has what it must have and Kafka's log is counted no further, or until it is
+/// counted no further for long although it doesn't.
+async fn settle_log(world: &World, videos: &[Video]) -> anyhow::Result<()> {
+    let expected = expected(videos);
+    let mut before = BTreeMap::new();
+    let mut since = Instant::now();
+    loop {
+        let positions = rows(world, POSITIONS).await?;
+        if positions != before {
+            (before, since) = (positions, Instant::now());
+        }
+        let patience = if rows(world, VIEWS).await? == expected { STILL } else { PATIENCE };
+        if since.elapsed() > patience {
+            return Ok(());
+        }
+        sleep(Duration::from_millis(200)).await;
+    }
+}
+
+async fn settle_redis(world: &World, tally: &Tally) -> anyhow::Result<()> {
     let mut before = Vec::new();
     let mut until = Instant::now() + PATIENCE;
     loop {
@@ -51,20 +84,19 @@ pub(crate) struct Off {
 
 /// Holds the database and each instance against what was acknowledged.
 pub(crate) async fn pass(world: &World, tally: &Tally, videos: &[Video]) -> anyhow::Result<Off> {
-    let expected: BTreeMap<String, u64> = videos
-        .iter()
-        .map(|video| (video.id.clone(), video.acknowledged()))
-        .filter(|(_, plays)| *plays > 0)
-        .collect();
-    let in_rows = "select video_id, views from videos where views <> 0";
-    let off = compare(tally, "the database", &expected, &rows(world, in_rows).await?);
-    let by_day = "select video_id, sum(views)::bigint from video_daily group by video_id";
-    compare(tally, "the database by day", &expected, &rows(world, by_day).await?);
+    let expected = expected(videos);
+    let off = compare(tally, "the database", &expected, &rows(world, VIEWS).await?);
+    compare(tally, "the database by day", &expected, &rows(world, VIEWS_BY_DAY).await?);
     for instance in 0..world.urls.len() {
         let name = format!("instance {instance}");
         compare(tally, &name, &expected, &totals(world, instance, &expected).await?);
     }
     Ok(off)
+}
+
+fn expected(videos: &[Video]) -> BTreeMap<String, u64> {
+    let acknowledged = videos.iter().map(|video| (video.id.clone(), video.acknowledged()));
+    acknowledged.filter(|(_, plays)| *plays > 0).collect()
 }
 
 async fn rows(world: &World, sql: &'static str) -> anyhow::Result<BTreeMap<String, u64>> {

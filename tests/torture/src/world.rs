@@ -1,4 +1,5 @@
-//! Everything that is tortured: two instances, their stores, and a way from each to each.
+//! Everything that is tortured: two instances, their stores, and a way from each to each. With Kafka also
+//! its brokers and a third process that counts.
 //!
 //! The nodes of a cluster are found by the addresses they tell: there nothing stands in between.
 
@@ -14,7 +15,8 @@ use tokio::sync::Mutex;
 use crate::{
     cluster::{AnyRedis, Cluster, here},
     http::Http,
-    instance::Instance,
+    instance::{Does, Instance, migrate},
+    kafka::{Brokers, Kafka},
     stores::{Postgres, Redis, free_ports},
 };
 
@@ -30,6 +32,8 @@ pub(crate) enum Kind {
     Single,
     /// A Redis Cluster and Postgres.
     Cluster,
+    /// One Redis, Postgres, and Kafka, which takes the plays.
+    Kafka,
 }
 
 /// Where the programs are.
@@ -48,6 +52,7 @@ pub(crate) struct World {
     pub(crate) redis: Mutex<AnyRedis>,
     pub(crate) postgres: Mutex<Postgres>,
     pub(crate) ways: [Ways; INSTANCES],
+    pub(crate) kafka: Option<Kafka>,
 }
 
 /// The ways of one instance.
@@ -61,9 +66,10 @@ impl World {
     /// Starts everything; logs and data go to `folder`.
     pub(crate) async fn start(kind: Kind, programs: &Programs, folder: &Path) -> anyhow::Result<Arc<Self>> {
         let http = Http::new();
-        let [redis_port, postgres_port, first, first_ops, second, second_ops] = free_ports()?;
+        let [redis_port, postgres_port, first, first_ops, second, second_ops, third, third_ops] =
+            free_ports()?;
         let redis = match kind {
-            Kind::Single => AnyRedis::One(Redis::start(folder, redis_port).await?),
+            Kind::Single | Kind::Kafka => AnyRedis::One(Redis::start(folder, redis_port).await?),
             Kind::Cluster => AnyRedis::Cluster(here(Cluster::start())),
         };
         let postgres = Postgres::start(&programs.postgres, folder, postgres_port).await?;
@@ -72,12 +78,23 @@ impl World {
         let postgres_url = Postgres::url(postgres_port);
         let ways = async || Ways {
             redis: match kind {
-                Kind::Single => Some(Mutex::new(Proxy::to(&redis_url).await)),
+                Kind::Single | Kind::Kafka => Some(Mutex::new(Proxy::to(&redis_url).await)),
                 Kind::Cluster => None,
             },
             postgres: Mutex::new(Proxy::to(&postgres_url).await),
         };
         let ways = [ways().await, ways().await];
+
+        let brokers = if kind == Kind::Kafka { Some(Brokers::start().await) } else { None };
+        let of_kafka = brokers.as_ref().map(Brokers::settings).unwrap_or_default();
+        let mut straight = vec![
+            ("HEADCOUNT_POSTGRES__URL", postgres_url.clone()),
+            ("HEADCOUNT_REDIS__URL", redis_url.clone()),
+        ];
+        straight.extend(of_kafka.clone());
+        if brokers.is_some() {
+            migrate(&programs.headcount, &straight).await?;
+        }
 
         let mut instances = Vec::new();
         for (index, ports) in [[first, first_ops], [second, second_ops]].into_iter().enumerate() {
@@ -86,14 +103,27 @@ impl World {
                 ("HEADCOUNT_PRESENCE__ACK", BEAT_ACKS[index].to_owned()),
             ];
             own.extend(redis.settings());
+            own.extend(of_kafka.clone());
             if let Some(way) = &ways[index].redis {
                 own.push(("HEADCOUNT_REDIS__URL", way.lock().await.by(&redis_url)));
             }
             let log = folder.join(format!("instance-{index}.log"));
-            let instance = Instance::start(&programs.headcount, log, ports, &own, http.clone()).await;
+            let instance =
+                Instance::start(&programs.headcount, Does::Serve, log, ports, &own, http.clone()).await;
             instances.push(instance.with_context(|| format!("instance {index}"))?);
         }
         let [one, other] = <[Instance; INSTANCES]>::try_from(instances).ok().context("two instances")?;
+        let kafka = match brokers {
+            Some(brokers) => {
+                let log = folder.join("consumer.log");
+                let ports = [third, third_ops];
+                let consumer =
+                    Instance::start(&programs.headcount, Does::Consume, log, ports, &straight, http.clone())
+                        .await;
+                Some(Kafka::new(brokers, consumer.context("the consumer")?))
+            }
+            None => None,
+        };
         let urls = [one.url().to_owned(), other.url().to_owned()];
         Ok(Arc::new(Self {
             kind,
@@ -103,7 +133,13 @@ impl World {
             redis: Mutex::new(redis),
             postgres: Mutex::new(postgres),
             ways,
+            kafka,
         }))
+    }
+
+    /// Whether an answer to a play says that it is kept, and not yet whether it counts.
+    pub(crate) fn counts_later(&self) -> bool {
+        self.kafka.is_some()
     }
 
     /// Whether an answer to a beat means that it is in the store.

@@ -172,7 +172,22 @@ impl ShardMap {
     }
 
     /// Reads the whole map. What changes meanwhile shows as another version afterwards.
+    ///
+    /// Where it doesn't say what holds for every video, Redis has lost it. It is made to say so before anybody
+    /// writes by it: who did would put viewers where those who know better never look for them, and they
+    /// would count twice.
     pub(crate) async fn read(&self, connection: &Connection) -> Result<Arc<Copied>, StoreError> {
+        let mut copy = self.fetch(connection).await?;
+        if copy.entries.every().is_none() {
+            self.say_what_is_wanted(connection).await?;
+            copy = self.fetch(connection).await?;
+        }
+        let copy = Arc::new(copy);
+        self.shared.copy.store(Some(copy.clone()));
+        Ok(copy)
+    }
+
+    async fn fetch(&self, connection: &Connection) -> Result<Copied, StoreError> {
         let asked = self.monotonic();
         let version = connection.query(self.version()).await?;
         let mut fields = Vec::new();
@@ -189,9 +204,7 @@ impl ShardMap {
         }
         let seen = AtomicU64::new(millis(asked));
         let (entries, later) = (Arc::new(Entries::of(fields)), HashMap::default());
-        let copy = Arc::new(Copied { epoch: connection.epoch(), version, entries, later, seen });
-        self.shared.copy.store(Some(copy.clone()));
-        Ok(copy)
+        Ok(Copied { epoch: connection.epoch(), version, entries, later, seen })
     }
 
     /// `copy` with what the map says of `videos` by now, for who found that its version is another. The

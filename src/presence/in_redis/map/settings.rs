@@ -59,6 +59,16 @@ impl ShardMap {
         if every.is_some() && now < *self.shared.insist_at.lock() {
             return Ok(());
         }
+        if self.say_what_is_wanted(connection).await? {
+            self.read(connection).await?;
+        }
+        *self.shared.insist_at.lock() = now + INSIST_AFTER;
+        Ok(())
+    }
+
+    /// Has the map say what the settings say, and answers whether that changed it.
+    pub(super) async fn say_what_is_wanted(&self, connection: &Connection) -> Result<bool, StoreError> {
+        let wanted = self.shared.wanted.as_str();
         let mut stored = self.stored_for_every(connection).await?;
         if let Some(garbage) = stored.take_if(|stored| Entry::parse(stored).is_none()) {
             let forget = self.reshard_all(Some(&garbage), None, AUTO);
@@ -70,7 +80,8 @@ impl ShardMap {
         };
         let told = stored.as_deref().unwrap_or(before);
         let call = self.reshard_all(stored.as_deref(), Some(wanted), before);
-        if connection.query::<i64>(call).await? == 1 {
+        let changes = connection.query::<i64>(call).await? == 1;
+        if changes {
             let told = told.split(' ').next().unwrap_or_default();
             if told != wanted {
                 tracing::info!(
@@ -80,10 +91,8 @@ impl ShardMap {
                      their next beats"
                 );
             }
-            self.read(connection).await?;
         }
-        *self.shared.insist_at.lock() = now + INSIST_AFTER;
-        Ok(())
+        Ok(changes)
     }
 
     /// Drops from the entry of every video the former numbers whose time is over.
