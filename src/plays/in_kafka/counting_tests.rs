@@ -249,7 +249,7 @@ async fn a_backlog_and_a_rebuild_decide_as_the_first_time_did() {
     for plays in a_day().chunks(37) {
         live.count(plays.to_vec()).await;
         // Forgetting goes on all the time.
-        live.ledger.forget_seen(&live.position().await, RULES.dedupe_window).await.unwrap();
+        live.ledger.forget_seen(&live.position().await, RULES.dedupe_window, 0).await.unwrap();
     }
     rebuilt.count(a_day()).await;
     for sql in [
@@ -278,17 +278,17 @@ async fn forgetting_goes_by_the_records_and_never_far_in_one_step() {
     let window = RULES.dedupe_window;
     let position = world.position().await;
     // However late it is by any clock, nothing in the log says that time has passed.
-    assert_eq!(world.ledger.forget_seen(&position, window).await.unwrap(), 0);
+    assert_eq!(world.ledger.forget_seen(&position, window, 0).await.unwrap(), 0);
     world.count(vec![received("film", "", "next", 5_399)]).await;
-    assert_eq!(world.ledger.forget_seen(&position, window).await.unwrap(), 0);
+    assert_eq!(world.ledger.forget_seen(&position, window, 0).await.unwrap(), 0);
     // What is behind in another part of the topic keeps what is its own.
     let other = Place { partition: 1, ..world.place.clone() };
     let other = world.ledger.position(&other).await.unwrap();
     let plays = vec![received("song", "ann", "", 0)];
     world.ledger.apply_window(&other, &Window { began: 0, next: 1, plays }, RULES).await.unwrap();
     world.count(vec![received("film", "", "last", 5_401)]).await;
-    assert_eq!(world.ledger.forget_seen(&position, window).await.unwrap(), 50_000, "one go is bounded");
-    assert_eq!(world.ledger.forget_seen(&position, window).await.unwrap(), 10_000);
+    assert_eq!(world.ledger.forget_seen(&position, window, 0).await.unwrap(), 50_000, "one go is bounded");
+    assert_eq!(world.ledger.forget_seen(&position, window, 0).await.unwrap(), 10_000);
     assert_eq!(world.number("select count(*) from play_seen").await, 3);
 }
 
