@@ -292,6 +292,34 @@ async fn forgetting_goes_by_the_records_and_never_far_in_one_step() {
     assert_eq!(world.number("select count(*) from play_seen").await, 3);
 }
 
+/// Its times would have all forgotten, and what is sent again counted again.
+#[tokio::test]
+async fn a_record_of_the_future_has_nothing_forgotten_that_is_needed() {
+    let world = World::new().await;
+    let (years, now) =
+        (3_600 * 24 * 365 * 100, world.number("select extract(epoch from now())::bigint").await);
+    world.count(vec![received("film", "ann", "", now - NOON)]).await;
+    world.count(vec![received("film", "bob", "", years)]).await;
+    let position = world.position().await;
+    assert_eq!(world.ledger.forget_seen(&position, RULES.dedupe_window, 0).await.unwrap(), 0);
+    let tally = world.count(vec![received("film", "ann", "", now - NOON + 1)]).await;
+    assert_eq!((tally.counted, tally.duplicates), (0, 1));
+}
+
+/// A Redis that lost everything while all of it was restarted is doubted, also where Kafka is all there was.
+#[tokio::test]
+async fn a_database_that_counted_kafkas_log_is_not_new() {
+    let world = World::new().await;
+    let had = async |at: i64| {
+        let at = Timestamp::from_secs(NOON + at);
+        world.ledger.had_batches_before(at).await.unwrap()
+    };
+    assert!(!had(HOUR).await);
+    world.count(vec![received("film", "ann", "", 0)]).await;
+    assert!(!had(59).await);
+    assert!(had(HOUR).await);
+}
+
 #[tokio::test]
 async fn what_redis_wasnt_told_is_known_until_it_was() {
     let world = World::new().await;

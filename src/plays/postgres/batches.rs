@@ -17,20 +17,23 @@ const FORGOTTEN_AT_ONCE: u64 = 1_000;
 const FORGOTTEN_STEPS: usize = 50;
 
 impl Ledger {
-    /// Whether a batch was added well before `at`. A minute is for clocks that differ: this server's
+    /// Whether plays were added well before `at`, in a batch or out of Kafka's log. A minute is for clocks that differ: this server's
     /// and the one that told `at`.
     ///
     /// # Errors
     /// The database is away.
     pub async fn had_batches_before(&self, at: Timestamp) -> Result<bool, StoreError> {
-        let had = "select to_regclass('play_batch') is not null";
+        let had = "select to_regclass('play_batch') is not null and to_regclass('play_seen') is not null";
         let tables: Vec<(bool,)> = self.postgres.fetch_all(Lane::Reads, sqlx::query_as(had)).await?;
         if tables != [(true,)] {
             return Ok(false);
         }
         let had = "select exists (select from generate_series(0, 15) as partitions(number) where exists (
             select from play_batch
-            where partition = number and applied_at < to_timestamp($1) - interval '1 minute'))";
+            where partition = number and applied_at < to_timestamp($1) - interval '1 minute'))
+            or exists (select from kafka_offset where exists (
+                select from play_seen where play_seen.position = kafka_offset.position
+                    and counted_at < to_timestamp($1) - interval '1 minute'))";
         #[expect(clippy::cast_precision_loss, reason = "seconds are far below 2^52")]
         let had = sqlx::query_as(had).bind(at.secs() as f64);
         let had: Vec<(bool,)> = self.postgres.fetch_all(Lane::Reads, had).await?;

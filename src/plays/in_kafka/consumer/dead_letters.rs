@@ -62,7 +62,13 @@ impl Letter {
 
     /// The record for the dead-letter topic: `most` bytes of key and value, and with less than [`KEPT`] not the
     /// time either.
-    fn record<'a>(&'a self, to: &'a str, place: &Place, offset: i64, most: usize) -> FutureRecord<'a, [u8], [u8]> {
+    fn record<'a>(
+        &'a self,
+        to: &'a str,
+        place: &Place,
+        offset: i64,
+        most: usize,
+    ) -> FutureRecord<'a, [u8], [u8]> {
         let mut told = vec![
             ("reason", self.reason.to_string()),
             ("topic", place.topic.clone()),

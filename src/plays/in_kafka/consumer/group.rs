@@ -314,7 +314,8 @@ impl Follow {
             let (sender, records) = mpsc::channel(WAITING);
             let until = self.ends.as_ref().and_then(|ends| ends.get(&place.partition)).copied();
             if until.is_none_or(|until| from < until) {
-                let route = Route { records: sender, held: VecDeque::new(), paused: false, next: from, until };
+                let route =
+                    Route { records: sender, held: VecDeque::new(), paused: false, next: from, until };
                 self.routes.insert(place.partition, route);
             }
             // Weak, so that the client ends when this task lets go of it.
@@ -329,6 +330,7 @@ impl Follow {
                 }
                 _ => Ok(()),
             };
+            self.lag.take(place.partition, position.next_offset);
             let lane = Lane {
                 counting: self.counting.clone(),
                 place,
@@ -457,9 +459,8 @@ impl Route {
 
 fn read(record: &BorrowedMessage<'_>) -> Taken {
     let (key, value, millis) = (record.key(), record.payload(), record.timestamp().to_millis());
-    let content = record::read(key, value, millis).map_err(|reason| {
-        Box::new(Letter::new(reason, key, value, millis))
-    });
+    let content =
+        record::read(key, value, millis).map_err(|reason| Box::new(Letter::new(reason, key, value, millis)));
     Taken { offset: record.offset(), content }
 }
 

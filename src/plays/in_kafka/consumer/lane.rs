@@ -102,7 +102,6 @@ impl Lane {
             forgot: now,
             most: self.counting.settings.window_records,
         };
-        self.lag.counted(self.place.partition, self.position.next_offset, None);
         self.attend(&mut care).await;
         while let Some(taken) = self.gather(&mut care).await {
             match self.count(taken, &mut care).await {
@@ -164,7 +163,9 @@ impl Lane {
                         care.unraised = true;
                         self.from = position.next_offset;
                         piece.skip_to(self.from);
-                        left.iter_mut().for_each(|piece| piece.skip_to(self.from));
+                        for piece in &mut left {
+                            piece.skip_to(self.from);
+                        }
                         left.push(piece);
                         self.position = position;
                         self.lag.counted(self.place.partition, self.from, None);

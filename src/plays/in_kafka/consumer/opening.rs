@@ -5,11 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use rdkafka::{
-    admin::AdminClient,
-    config::FromClientConfigAndContext as _,
-    error::KafkaError,
-};
+use rdkafka::{admin::AdminClient, config::FromClientConfigAndContext as _, error::KafkaError};
 use tokio::{
     sync::OnceCell,
     time::{MissedTickBehavior, interval},
@@ -54,14 +50,14 @@ impl Brokers {
     /// Which topic it is that has this name.
     async fn topic_id(self: &Arc<Self>) -> Result<Uuid, StoreError> {
         let brokers = self.clone();
-        let asking = move || {
-            headcount_topic_id::topic_id(brokers.client.inner(), &brokers.topic, BROKERS_WAIT)
-        };
+        let asking =
+            move || headcount_topic_id::topic_id(brokers.client.inner(), &brokers.topic, BROKERS_WAIT);
         let topic = &self.topic;
         match blocking(asking).await? {
             // Every topic of theirs has this one: one that was made anew would go on where the old one was.
             Ok(0) => {
-                let reason = format!("the brokers give the topic {topic} no id; those of Kafka 2.8 or later do");
+                let reason =
+                    format!("the brokers give the topic {topic} no id; those of Kafka 2.8 or later do");
                 Err(StoreError::unexpected(Part::Kafka, reason))
             }
             Ok(id) => Ok(Uuid::from_u128(id)),
@@ -75,8 +71,7 @@ impl Brokers {
     /// The offset of the first record of a part, and the one behind its last.
     async fn ends(self: &Arc<Self>, partition: i32) -> Result<(i64, i64), StoreError> {
         let brokers = self.clone();
-        let asking =
-            move || brokers.client.inner().fetch_watermarks(&brokers.topic, partition, BROKERS_WAIT);
+        let asking = move || brokers.client.inner().fetch_watermarks(&brokers.topic, partition, BROKERS_WAIT);
         blocking(asking).await?.map_err(|error| StoreError::unavailable(Part::Kafka, told(&error)))
     }
 }

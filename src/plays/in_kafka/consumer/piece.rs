@@ -14,8 +14,7 @@ impl Piece {
     /// The plays of `taken` from the offset `from` on.
     pub(super) fn of(began: i64, next: i64, from: i64, taken: Vec<Taken>) -> Self {
         let taken = taken.into_iter().filter(|taken| taken.offset >= from);
-        let (offsets, plays) =
-            taken.filter_map(|taken| Some((taken.offset, taken.content.ok()?))).unzip();
+        let (offsets, plays) = taken.filter_map(|taken| Some((taken.offset, taken.content.ok()?))).unzip();
         Self { offsets, window: Window { began, next, plays } }
     }
 
