@@ -146,7 +146,10 @@ async fn a_topic_made_anew_begins_at_0_and_what_was_seen_before_still_is() {
     let mut world = World::new().await;
     world.count(vec![received("film", "ann", "", 0), received("film", "bob", "", 0)]).await;
     let old = std::mem::replace(&mut world.place.topic_id, Uuid::now_v7());
-    assert_eq!(world.position().await.next_offset, 0);
+    let position = world.position().await;
+    assert_eq!(position.next_offset, 0);
+    // Nothing of it says yet that time has passed.
+    assert_eq!(world.ledger.forget_seen(&position, RULES.dedupe_window, 0).await.unwrap(), 0);
     let tally = world.count(vec![received("film", "ann", "", 5), received("film", "eve", "", 5)]).await;
     assert_eq!((tally.counted, tally.duplicates), (1, 1));
     world.place.topic_id = old;

@@ -156,7 +156,7 @@ impl Ledger {
     ) -> Result<u64, StoreError> {
         let forget = "with here as (
                 select topic, partition, least(reached, unraised_since, now()) - make_interval(secs => $2) as until
-                from kafka_offset where position = $1
+                from kafka_offset where position = $1 and reached is not null
             )
             delete from play_seen where (video_id, viewer) in (
                 select video_id, viewer from play_seen
