@@ -62,7 +62,7 @@ pub(super) const SETTINGS: &[(&str, Allowed)] = &[
     ("kafka.deadline", Allowed::Time(millis(500), MINUTE)),
     ("kafka.consume", Allowed::Flag),
     ("kafka.window", Allowed::Time(millis(10), MINUTE)),
-    ("kafka.window_records", Allowed::Number(1, 1_000_000)),
+    ("kafka.window_records", Allowed::Number(1, 100_000)),
     ("presence.identity", Allowed::OneOf(&["user", "device"])),
     ("presence.window", Allowed::Time(secs(5), HOUR)),
     ("presence.heartbeat_every", Allowed::Time(secs(1), secs(600))),

@@ -34,6 +34,9 @@ pub(super) struct Shape {
 /// days to notice.
 const KEPT_LONG_ENOUGH: Duration = Duration::from_secs(7 * 24 * 3_600);
 
+/// Who is dated ahead counts nothing until then, so it is to be a day at most.
+const AHEAD_AT_MOST: Duration = Duration::from_secs(24 * 3_600);
+
 /// Shorter is lost before anybody is back from the weekend.
 const KEPT_TOO_SHORT: Duration = Duration::from_secs(24 * 3_600);
 
@@ -146,15 +149,24 @@ fn retention(facts: &Facts) -> Finding {
 fn timestamps(facts: &Facts) -> Finding {
     const CHECK: &str = "kafka timestamps";
     const ADVICE: &str = "set message.timestamp.type = CreateTime for the topic";
-    match &facts.settings {
-        Ok(settings)
-            if settings.get("message.timestamp.type").is_some_and(|kind| kind == "LogAppendTime") =>
-        {
-            let found = "plays are dated by the broker, not when they were received";
-            Finding::warning(CHECK, found, ADVICE)
+    let settings = match &facts.settings {
+        Ok(settings) => settings,
+        Err(reason) => return Finding::unknown(CHECK, reason.clone(), ADVICE),
+    };
+    if settings.get("message.timestamp.type").is_some_and(|kind| kind == "LogAppendTime") {
+        let found = "plays are dated by the broker, not when they were received";
+        return Finding::warning(CHECK, found, ADVICE);
+    }
+    let ahead = settings.get("message.timestamp.after.max.ms").and_then(|text| text.parse::<u64>().ok());
+    match ahead.map(Duration::from_millis) {
+        Some(ahead) if ahead <= AHEAD_AT_MOST => {
+            Finding::ok(CHECK, "plays are dated when they were received")
         }
-        Ok(_) => Finding::ok(CHECK, "plays are dated when they were received"),
-        Err(reason) => Finding::unknown(CHECK, reason.clone(), ADVICE),
+        _ => Finding::warning(
+            CHECK,
+            "plays may be dated far ahead: by a wrong clock their viewers count nothing until then",
+            "set message.timestamp.after.max.ms = 3600000 (an hour) for the topic",
+        ),
     }
 }
 
@@ -185,6 +197,7 @@ mod tests {
             ("retention.ms", "-1"),
             ("retention.bytes", "-1"),
             ("message.timestamp.type", "CreateTime"),
+            ("message.timestamp.after.max.ms", "3600000"),
         ];
         let settings = settings.map(|(name, value)| (name.to_owned(), value.to_owned()));
         Facts {
@@ -242,6 +255,7 @@ mod tests {
             ("retention.ms", "172800000", ("kafka retention", Warning)),
             ("retention.bytes", "1073741824", ("kafka retention", Warning)),
             ("message.timestamp.type", "LogAppendTime", ("kafka timestamps", Warning)),
+            ("message.timestamp.after.max.ms", "9223372036854775807", ("kafka timestamps", Warning)),
         ] {
             assert_eq!(only(set(name, value)), found, "{name} = {value}");
         }

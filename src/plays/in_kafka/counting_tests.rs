@@ -146,7 +146,10 @@ async fn a_topic_made_anew_begins_at_0_and_what_was_seen_before_still_is() {
     let mut world = World::new().await;
     world.count(vec![received("film", "ann", "", 0), received("film", "bob", "", 0)]).await;
     let old = std::mem::replace(&mut world.place.topic_id, Uuid::now_v7());
-    assert_eq!(world.position().await.next_offset, 0);
+    let position = world.position().await;
+    assert_eq!(position.next_offset, 0);
+    // Nothing of it says yet that time has passed.
+    assert_eq!(world.ledger.forget_seen(&position, RULES.dedupe_window, 0).await.unwrap(), 0);
     let tally = world.count(vec![received("film", "ann", "", 5), received("film", "eve", "", 5)]).await;
     assert_eq!((tally.counted, tally.duplicates), (1, 1));
     world.place.topic_id = old;
@@ -249,7 +252,7 @@ async fn a_backlog_and_a_rebuild_decide_as_the_first_time_did() {
     for plays in a_day().chunks(37) {
         live.count(plays.to_vec()).await;
         // Forgetting goes on all the time.
-        live.ledger.forget_seen(&live.position().await, RULES.dedupe_window).await.unwrap();
+        live.ledger.forget_seen(&live.position().await, RULES.dedupe_window, 0).await.unwrap();
     }
     rebuilt.count(a_day()).await;
     for sql in [
@@ -278,18 +281,46 @@ async fn forgetting_goes_by_the_records_and_never_far_in_one_step() {
     let window = RULES.dedupe_window;
     let position = world.position().await;
     // However late it is by any clock, nothing in the log says that time has passed.
-    assert_eq!(world.ledger.forget_seen(&position, window).await.unwrap(), 0);
+    assert_eq!(world.ledger.forget_seen(&position, window, 0).await.unwrap(), 0);
     world.count(vec![received("film", "", "next", 5_399)]).await;
-    assert_eq!(world.ledger.forget_seen(&position, window).await.unwrap(), 0);
+    assert_eq!(world.ledger.forget_seen(&position, window, 0).await.unwrap(), 0);
     // What is behind in another part of the topic keeps what is its own.
     let other = Place { partition: 1, ..world.place.clone() };
     let other = world.ledger.position(&other).await.unwrap();
     let plays = vec![received("song", "ann", "", 0)];
     world.ledger.apply_window(&other, &Window { began: 0, next: 1, plays }, RULES).await.unwrap();
     world.count(vec![received("film", "", "last", 5_401)]).await;
-    assert_eq!(world.ledger.forget_seen(&position, window).await.unwrap(), 50_000, "one go is bounded");
-    assert_eq!(world.ledger.forget_seen(&position, window).await.unwrap(), 10_000);
+    assert_eq!(world.ledger.forget_seen(&position, window, 0).await.unwrap(), 50_000, "one go is bounded");
+    assert_eq!(world.ledger.forget_seen(&position, window, 0).await.unwrap(), 10_000);
     assert_eq!(world.number("select count(*) from play_seen").await, 3);
+}
+
+/// Its times would have all forgotten, and what is sent again counted again.
+#[tokio::test]
+async fn a_record_of_the_future_has_nothing_forgotten_that_is_needed() {
+    let world = World::new().await;
+    let (years, now) =
+        (3_600 * 24 * 365 * 100, world.number("select extract(epoch from now())::bigint").await);
+    world.count(vec![received("film", "ann", "", now - NOON)]).await;
+    world.count(vec![received("film", "bob", "", years)]).await;
+    let position = world.position().await;
+    assert_eq!(world.ledger.forget_seen(&position, RULES.dedupe_window, 0).await.unwrap(), 0);
+    let tally = world.count(vec![received("film", "ann", "", now - NOON + 1)]).await;
+    assert_eq!((tally.counted, tally.duplicates), (0, 1));
+}
+
+/// A Redis that lost everything while all of it was restarted is doubted, also where Kafka is all there was.
+#[tokio::test]
+async fn a_database_that_counted_kafkas_log_is_not_new() {
+    let world = World::new().await;
+    let had = async |at: i64| {
+        let at = Timestamp::from_secs(NOON + at);
+        world.ledger.had_batches_before(at).await.unwrap()
+    };
+    assert!(!had(HOUR).await);
+    world.count(vec![received("film", "ann", "", 0)]).await;
+    assert!(!had(59).await);
+    assert!(had(HOUR).await);
 }
 
 #[tokio::test]

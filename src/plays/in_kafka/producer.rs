@@ -64,11 +64,23 @@ struct Waiting {
     _place: OwnedSemaphorePermit,
 }
 
-/// What librdkafka tells.
+/// What librdkafka tells, through one client.
 struct Reports {
+    /// Which client it is, and which one writes now: what is told of one that was replaced breaks no other.
+    number: u64,
+    current: Arc<AtomicU64>,
     condition: Condition,
     delivered: Arc<AtomicU64>,
     failed: Arc<AtomicU64>,
+}
+
+impl Reports {
+    /// This client takes nothing any more.
+    fn broke(&self, reason: &str) {
+        if self.number == self.current.load(Ordering::Relaxed) {
+            self.condition.broke(reason);
+        }
+    }
 }
 
 impl ClientContext for Reports {
@@ -79,7 +91,7 @@ impl ClientContext for Reports {
     fn error(&self, error: KafkaError, reason: &str) {
         // After a fatal error it takes nothing any more.
         if error.rdkafka_error_code() == Some(RDKafkaErrorCode::Fatal) {
-            self.condition.broke(reason);
+            self.broke(reason);
         } else {
             self.condition.complained(reason);
         }
@@ -100,7 +112,7 @@ impl ProducerContext for Reports {
             Err((error, _)) => {
                 self.failed.fetch_add(1, Ordering::Relaxed);
                 if error.rdkafka_error_code() == Some(RDKafkaErrorCode::Fatal) {
-                    self.condition.broke(&error.to_string());
+                    self.broke(&error.to_string());
                 }
                 self.condition.failed(&error.to_string());
                 Err(error.clone())
@@ -122,6 +134,8 @@ pub(super) struct Producer {
     most: usize,
     deadline: Duration,
     condition: Condition,
+    /// The number of the client that writes now.
+    current: Arc<AtomicU64>,
     delivered: Arc<AtomicU64>,
     failed: Arc<AtomicU64>,
 }
@@ -146,6 +160,7 @@ impl Producer {
             most,
             deadline: config.kafka.deadline,
             condition: Condition::default(),
+            current: Arc::default(),
             delivered: Arc::default(),
             failed: Arc::default(),
         });
@@ -157,6 +172,8 @@ impl Producer {
 
     fn open(&self) -> Result<Native, StoreError> {
         let reports = Reports {
+            number: self.current.fetch_add(1, Ordering::Relaxed) + 1,
+            current: self.current.clone(),
             condition: self.condition.clone(),
             delivered: self.delivered.clone(),
             failed: self.failed.clone(),
@@ -186,25 +203,13 @@ impl Producer {
                 .payload(&value)
                 .timestamp(self.clock.now().millis());
             let native = self.native.load_full().ok_or_else(stopping)?;
-            native.send(record).map_err(|(error, _)| self.refused(&error))?;
+            native.send(record).map_err(|(error, _)| refused(&native, &error))?;
         }
         match tokio::time::timeout(self.deadline, answered).await {
             Ok(Ok(Ok(()))) => Ok(()),
             Ok(Ok(Err(error))) => Err(failure(&error)),
             Ok(Err(_)) => Err(stopping()),
             Err(_) => Err(StoreError::unavailable(Part::Kafka, "no answer within kafka.deadline")),
-        }
-    }
-
-    /// What librdkafka didn't even queue.
-    fn refused(&self, error: &KafkaError) -> StoreError {
-        match error.rdkafka_error_code() {
-            Some(RDKafkaErrorCode::QueueFull) => StoreError::Full { part: Part::Kafka, queue: QUEUE },
-            Some(RDKafkaErrorCode::Fatal) => {
-                self.condition.broke(&error.to_string());
-                failure(error)
-            }
-            _ => failure(error),
         }
     }
 
@@ -345,6 +350,18 @@ fn native_config(config: &Config) -> ClientConfig {
 /// broker beside: with 0 the service pays 38 µs of processor a play and the broker 19, with 1 ms 25 and 15 at
 /// the same rate; 5 ms, librdkafka's own value, saves little more and makes each answer 6 ms late.
 const LINGER_MILLIS: &str = "1";
+
+/// What librdkafka didn't even queue.
+fn refused(native: &Native, error: &KafkaError) -> StoreError {
+    match error.rdkafka_error_code() {
+        Some(RDKafkaErrorCode::QueueFull) => StoreError::Full { part: Part::Kafka, queue: QUEUE },
+        Some(RDKafkaErrorCode::Fatal) => {
+            native.context().broke(&error.to_string());
+            failure(error)
+        }
+        _ => failure(error),
+    }
+}
 
 /// What became of a play that isn't known to be in the log.
 fn failure(error: &KafkaError) -> StoreError {

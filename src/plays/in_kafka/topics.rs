@@ -21,6 +21,11 @@ use crate::{
 const REACHED_WITHIN: Duration = Duration::from_secs(5);
 const MADE_WITHIN: Duration = Duration::from_secs(15);
 
+/// How far ahead of the brokers' time a record may be, in milliseconds: an hour, and whatever it likes.
+const AHEAD: &str = "message.timestamp.after.max.ms";
+const AHEAD_AT_MOST: &str = "3600000";
+const ANY: &str = "9223372036854775807";
+
 /// What became of one topic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topic {
@@ -53,7 +58,12 @@ pub async fn make(settings: &Kafka) -> Result<Vec<Topic>, StoreError> {
             // When a play was received decides whether it counts.
             .set("message.timestamp.type", "CreateTime")
     };
-    let wanted = [topic(&settings.topic, settings.partitions), topic(&settings.dead_letter_topic, 1)];
+    let wanted = [
+        // A wrong clock makes no plays of the future: they would bar their viewers until then.
+        topic(&settings.topic, settings.partitions).set(AHEAD, AHEAD_AT_MOST),
+        // What can't be read is put there as it was, whatever its time.
+        topic(&settings.dead_letter_topic, 1).set(AHEAD, ANY),
+    ];
     let options = AdminOptions::new().request_timeout(Some(MADE_WITHIN)).operation_timeout(Some(MADE_WITHIN));
     let results = admin.create_topics(&wanted, &options).await.map_err(|error| unavailable(&error))?;
     results

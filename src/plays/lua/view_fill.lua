@@ -19,8 +19,9 @@
 --   total                         what the database holds without the batch; none where that isn't
 --                                 known: this answer is the look for the next round then
 --
--- The id of the last settled batch tells that none came and went in between. A total of 0 is not
--- kept: it may be that of a video that doesn't exist.
+-- The id of the last settled batch tells that none came and went in between. A mark behind it tells that
+-- totals were raised since (raise): what was read was right then, and is answered, but not kept, as it may
+-- lack what came. A total of 0 is not kept: it may be that of a video that doesn't exist.
 --
 -- Example, delta 5 of "42", batch "b1" as it was at the look:
 --   KEYS { "video:views:batch:{0}", "video:views:settled:{0}",
@@ -36,14 +37,18 @@ end
 local counts = redis.call('MGET', unpack(KEYS, 3))
 local plays = redis.call('HMGET', KEYS[1], '#id', unpack(videos))
 local batch, settled = plays[1] or '', redis.call('GET', KEYS[2]) or ''
-local unmoved = batch == ARGV[1] and settled == ARGV[2]
+local function id_of(mark)
+  return string.match(mark, '^[^ ]*')
+end
+local unmoved = batch == ARGV[1] and id_of(settled) == id_of(ARGV[2])
+local unraised = settled == ARGV[2]
 
 local result = { batch, settled }
 for video = 1, #videos do
   local total = counts[2 * video - 1]
   if not total and unmoved then
     total = ARGV[2 * video + 3]
-    if total ~= '0' then
+    if total ~= '0' and unraised then
       redis.call('SET', KEYS[2 * video + 1], total, 'EX', ARGV[3])
     end
   end

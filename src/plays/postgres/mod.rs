@@ -252,7 +252,7 @@ async fn add_what_fits(
                 if let [(video, plays)] = group {
                     tracing::error!(
                         video = %video, plays, error = %error,
-                        "the row of {video} can't take {plays} plays: they wait in redis for an operator"
+                        "the row of {video} can't take {plays} plays: they wait for an operator"
                     );
                     refused.push(video.to_string());
                 } else {

@@ -12,10 +12,10 @@ use crate::{
     store::postgres::Lane,
 };
 
-/// Rows that one step forgets, and how many steps are made in one go: no statement takes long, and no
+/// Rows that one step forgets, and how many steps at least are made in one go: no statement takes long, and no
 /// row that a window waits for is held for long.
 const FORGOTTEN_AT_ONCE: i64 = 1_000;
-const FORGOTTEN_STEPS: usize = 50;
+const FORGOTTEN_STEPS: u64 = 50;
 
 /// How much longer than the dedupe window a play is remembered: the times of records may go back by so
 /// much before one that comes again counts twice.
@@ -44,6 +44,8 @@ pub struct Position {
     pub next_offset: i64,
     /// As whom its plays are witnessed.
     pub witness: Uuid,
+    /// The earliest time of a record in the window that was counted last.
+    pub reached: Option<DateTime<Utc>>,
     /// The earliest time of a play that Redis's totals may lack.
     pub unraised_since: Option<DateTime<Utc>>,
 }
@@ -59,7 +61,7 @@ pub struct Counted {
     pub sketch: Option<Vec<u8>>,
 }
 
-type Row = (i32, i64, Uuid, Option<DateTime<Utc>>);
+type Row = (i32, i64, Uuid, Option<DateTime<Utc>>, Option<DateTime<Utc>>);
 
 impl Ledger {
     /// How far a part of a topic is counted: one that nobody has counted yet begins at 0.
@@ -68,7 +70,7 @@ impl Ledger {
     /// The database is away.
     pub async fn position(&self, place: &Place) -> Result<Position, StoreError> {
         let mut session = self.postgres.session(Lane::Flush).await?;
-        let read = "select position, next_offset, witness, unraised_since from kafka_offset
+        let read = "select position, next_offset, witness, reached, unraised_since from kafka_offset
             where topic = $1 and partition = $2 and topic_id = $3";
         let begin = "insert into kafka_offset (topic, partition, topic_id, witness) values ($1, $2, $3, $4)
             on conflict do nothing";
@@ -85,9 +87,9 @@ impl Ledger {
             session.execute(query.bind(Uuid::now_v7())).await?;
         }
         session.end().await?;
-        let (number, next_offset, witness, unraised_since) =
+        let (number, next_offset, witness, reached, unraised_since) =
             found.ok_or_else(|| StoreError::unexpected(Part::Postgres, "a row of kafka_offset is gone"))?;
-        Ok(Position { number, next_offset, witness, unraised_since })
+        Ok(Position { number, next_offset, witness, reached, unraised_since })
     }
 
     /// Whether nothing at all was counted into this database.
@@ -139,15 +141,22 @@ impl Ledger {
     }
 
     /// Forgets who was counted in a part of a topic so long before its last records that nothing in the
-    /// log can be told by it any more, in topics that had its name before as well. Records decide, never
-    /// a clock: a backlog finds what it needs however late it is. Answers how many it forgot.
+    /// log can be told by it any more, in topics that had its name before as well. Records decide: a backlog
+    /// finds what it needs however late it is. A clock only bars records of the future, which would have all
+    /// forgotten. One go forgets more than the `brought` plays since the last one may be known by. Answers how
+    /// many it forgot.
     ///
     /// # Errors
     /// The database is away.
-    pub async fn forget_seen(&self, position: &Position, window: Duration) -> Result<u64, StoreError> {
+    pub async fn forget_seen(
+        &self,
+        position: &Position,
+        window: Duration,
+        brought: u64,
+    ) -> Result<u64, StoreError> {
         let forget = "with here as (
-                select topic, partition, least(reached, unraised_since) - make_interval(secs => $2) as until
-                from kafka_offset where position = $1
+                select topic, partition, least(reached, unraised_since, now()) - make_interval(secs => $2) as until
+                from kafka_offset where position = $1 and reached is not null
             )
             delete from play_seen where (video_id, viewer) in (
                 select video_id, viewer from play_seen
@@ -156,13 +165,15 @@ impl Ledger {
                     and counted_at < (select until from here)
                 order by counted_at limit $3 for update skip locked)";
         let mut forgotten = 0;
-        for _ in 0..FORGOTTEN_STEPS {
+        let at_once = FORGOTTEN_AT_ONCE.unsigned_abs();
+        // A play is known by its viewer and by its playId.
+        for _ in 0..FORGOTTEN_STEPS + 2 * brought / at_once {
             let mut session = self.postgres.session(Lane::Flush).await?;
             let query = sqlx::query(forget).bind(position.number).bind((window + LATE).as_secs_f64());
             let deleted = session.execute(query.bind(FORGOTTEN_AT_ONCE)).await?;
             session.end().await?;
             forgotten += deleted;
-            if deleted < FORGOTTEN_AT_ONCE.unsigned_abs() {
+            if deleted < at_once {
                 break;
             }
         }

@@ -26,6 +26,9 @@ use crate::{
     store::postgres::{Failure, Lane, Session},
 };
 
+/// Keys or videos in one statement: each has `postgres.deadline` for itself.
+const KEYS_AT_ONCE: usize = 5_000;
+
 /// Sketches read and written by one statement: 3 MB where all are dense.
 const SKETCHES_AT_ONCE: usize = 250;
 
@@ -157,12 +160,17 @@ async fn seen(session: &mut Session, keys: &[Key]) -> Result<Seen, Failure> {
     let read = "select video_id, viewer, counted_at
         from unnest($1::text[], $2::text[]) as wanted(video_id, viewer)
         join play_seen using (video_id, viewer)";
-    let (videos, viewers) = columns(keys.iter());
-    let reading = session.fetch_all(sqlx::query_as(read).bind(videos).bind(viewers));
-    let rows: Vec<(String, String, DateTime<Utc>)> =
-        failpoint::step("window.seen", Part::Postgres, reading).await?;
-    let known = |(video, viewer, at): (String, String, _)| Ok((Key { video: video_of(&video)?, viewer }, at));
-    rows.into_iter().map(known).collect::<Result<_, StoreError>>().map_err(Failure::Store)
+    let mut seen = Seen::new();
+    for keys in keys.chunks(KEYS_AT_ONCE) {
+        let (videos, viewers) = columns(keys.iter());
+        let reading = session.fetch_all(sqlx::query_as(read).bind(videos).bind(viewers));
+        let rows: Vec<(String, String, DateTime<Utc>)> =
+            failpoint::step("window.seen", Part::Postgres, reading).await?;
+        for (video, viewer, at) in rows {
+            seen.insert(Key { video: video_of(&video)?, viewer }, at);
+        }
+    }
+    Ok(seen)
 }
 
 /// Remembers what was counted. A row that isn't as it was read was written by another part of the topic
@@ -175,7 +183,7 @@ async fn note_seen(
 ) -> Result<(), Failure> {
     let (again, first): (Vec<_>, Vec<_>) = decided.seen.iter().partition(|(key, _)| seen.contains_key(key));
     let mut written = 0;
-    if !first.is_empty() {
+    for first in first.chunks(KEYS_AT_ONCE) {
         let insert = "insert into play_seen (video_id, viewer, counted_at, position)
             select video_id, viewer, counted_at, $4
             from unnest($1::text[], $2::text[], $3::timestamptz[]) as fresh(video_id, viewer, counted_at)
@@ -185,7 +193,7 @@ async fn note_seen(
         let query = sqlx::query(insert).bind(videos).bind(viewers).bind(times).bind(position.number);
         written += failpoint::step("window.note", Part::Postgres, session.execute(query)).await?;
     }
-    if !again.is_empty() {
+    for again in again.chunks(KEYS_AT_ONCE) {
         let update = "update play_seen set counted_at = fresh.counted_at, position = $5
             from unnest($1::text[], $2::text[], $3::timestamptz[], $4::timestamptz[])
                 as fresh(video_id, viewer, counted_at, before)
@@ -271,11 +279,16 @@ async fn refuse(
 
 async fn totals(session: &mut Session, videos: &[VideoId]) -> Result<Vec<Counted>, Failure> {
     let read = "select video_id, views from videos where video_id = any($1)";
-    let ids: Vec<&str> = videos.iter().map(VideoId::as_str).collect();
-    let reading = session.fetch_all(sqlx::query_as(read).bind(ids));
-    let rows: Vec<(String, i64)> = failpoint::step("window.read", Part::Postgres, reading).await?;
-    let counted = |(video, views): (String, _)| Ok(Counted { video: video_of(&video)?, views, sketch: None });
-    rows.into_iter().map(counted).collect::<Result<_, StoreError>>().map_err(Failure::Store)
+    let mut counted = Vec::with_capacity(videos.len());
+    for videos in videos.chunks(KEYS_AT_ONCE) {
+        let ids: Vec<&str> = videos.iter().map(VideoId::as_str).collect();
+        let reading = session.fetch_all(sqlx::query_as(read).bind(ids));
+        let rows: Vec<(String, i64)> = failpoint::step("window.read", Part::Postgres, reading).await?;
+        for (video, views) in rows {
+            counted.push(Counted { video: video_of(&video)?, views, sketch: None });
+        }
+    }
+    Ok(counted)
 }
 
 /// Adds viewers to the sketches of their videos. Only what changes is written: the more have been seen,

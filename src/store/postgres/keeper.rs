@@ -52,7 +52,7 @@ impl Postgres {
                 Err(reason) => {
                     if self.shared.seen.send_replace(Seen::Down) != Seen::Down {
                         tracing::warn!(
-                            error = %reason, "postgres can't be used; plays wait in redis meanwhile"
+                            error = %reason, "postgres can't be used; plays wait in redis, or in kafka's log, meanwhile"
                         );
                     }
                     tokio::time::sleep(wait).await;

@@ -129,6 +129,17 @@ impl Postgres {
         })
     }
 
+    /// How many connections a lane has at most.
+    #[must_use]
+    pub fn connections(&self, lane: Lane) -> usize {
+        let pool = match lane {
+            Lane::Reads => &self.shared.reads,
+            Lane::Flush => &self.shared.flush,
+            Lane::Audit => &self.shared.audit,
+        };
+        pool.options().get_max_connections() as usize
+    }
+
     /// Whether the server is known to fail. Calls fail at once meanwhile.
     #[must_use]
     pub fn is_down(&self) -> bool {

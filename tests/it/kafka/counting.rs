@@ -6,11 +6,13 @@ use futures::future::join_all;
 use headcount::{
     config::{Config, SecretUrl},
     error::Part,
+    ids::Partition,
     plays::{Play, Recorded, in_kafka::topics},
 };
 use headcount_support::{OwnKafka, Proxy, Way};
 use rdkafka::{
     Message as _, Offset, TopicPartitionList,
+    admin::{AdminClient, AdminOptions, AlterConfig, ResourceSpecifier},
     config::ClientConfig,
     consumer::{BaseConsumer, Consumer as _},
     message::Headers as _,
@@ -91,7 +93,8 @@ impl World {
         Recorded::Counted
     }
 
-    /// Writes plays, many at a time, each until it is taken.
+    /// Writes plays, many at a time, each until it is taken: so many records, where no write's outcome was
+    /// unknown, which is repeated and may be there twice.
     pub async fn write(&self, plays: impl IntoIterator<Item = Play>) -> i64 {
         let plays: Vec<Play> = plays.into_iter().collect();
         for plays in plays.chunks(1_000) {
@@ -118,9 +121,15 @@ impl World {
 
     /// Writes what is no play.
     pub async fn write_junk(&self, key: &str, value: &str) {
+        self.write_junk_of(key, value, None).await;
+    }
+
+    /// Writes what is no play, of some time.
+    pub async fn write_junk_of(&self, key: &str, value: &str, millis: Option<i64>) {
         let producer: FutureProducer =
             ClientConfig::new().set("bootstrap.servers", &self.config.kafka.brokers).create().unwrap();
-        let record = FutureRecord::to(&self.config.kafka.topic).key(key).payload(value);
+        let mut record = FutureRecord::to(&self.config.kafka.topic).key(key).payload(value);
+        record.timestamp = millis;
         producer.send(record, PATIENCE).await.unwrap();
     }
 }
@@ -206,6 +215,32 @@ async fn what_cant_be_read_is_put_aside_with_the_reason_and_holds_nothing_up() {
     assert!(letters.iter().any(|(_, value)| value == "{\"v\":1,"));
 }
 
+/// One that brokers would never take as it is would stop its part for ever.
+#[tokio::test]
+async fn what_the_dead_letter_topic_refuses_for_its_size_or_its_time_is_put_there_all_the_same() {
+    let world = world().await;
+    let kafka = &world.config.kafka;
+    let admin: AdminClient<_> =
+        ClientConfig::new().set("bootstrap.servers", &kafka.brokers).create().unwrap();
+    let topic = ResourceSpecifier::Topic(&kafka.dead_letter_topic);
+    let strict = AlterConfig::new(topic)
+        .set("message.timestamp.before.max.ms", "3600000")
+        .set("max.message.bytes", "9000");
+    admin.alter_configs(&[strict], &AdminOptions::new()).await.unwrap();
+    eventually("the topic is strict", async || {
+        let told = admin.describe_configs([&topic], &AdminOptions::new()).await.unwrap().remove(0).unwrap();
+        told.get("max.message.bytes").is_some_and(|entry| entry.value.as_deref() == Some("9000"))
+    })
+    .await;
+    world.write_junk("film", &"x".repeat(990_000)).await;
+    world.write_junk_of("film", "of 1970", Some(1)).await;
+    world.write([a_play("film", Some("bob"), None)]).await;
+    world.counts(3).await;
+    let (brokers, topic) = (kafka.brokers.clone(), kafka.dead_letter_topic.clone());
+    let letters = tokio::task::spawn_blocking(move || letters(&brokers, &topic, 2)).await.unwrap();
+    assert!(letters.iter().any(|(_, value)| value == &"x".repeat(512)), "{letters:?}");
+}
+
 /// Reason and value of each record.
 fn letters(brokers: &str, topic: &str, many: usize) -> Vec<(String, String)> {
     let consumer: BaseConsumer =
@@ -220,7 +255,7 @@ fn letters(brokers: &str, topic: &str, many: usize) -> Vec<(String, String)> {
         let Some(Ok(letter)) = consumer.poll(Duration::from_millis(100)) else { continue };
         let headers = letter.headers().unwrap();
         let names: Vec<&str> = headers.iter().map(|header| header.key).collect();
-        assert_eq!(names, ["reason", "topic", "partition", "offset"]);
+        assert!(names.starts_with(&["reason", "topic", "partition", "offset"]), "{names:?}");
         let text = |bytes: Option<&[u8]>| String::from_utf8(bytes.unwrap().to_vec()).unwrap();
         letters.push((text(headers.get(0).value), text(letter.payload())));
     }
@@ -259,6 +294,87 @@ async fn while_the_database_is_away_plays_wait_in_the_log_and_each_is_counted_on
     }
     assert_eq!(world.views().await, 800);
     counting.books_agree().await;
+}
+
+/// The same window would take as long again, and the log be counted no further.
+#[tokio::test]
+async fn a_window_that_is_too_much_for_the_database_is_counted_in_smaller_ones() {
+    let world = shared_with(|_| {}).await;
+    world
+        .execute(
+            "create function slow() returns trigger language plpgsql as
+                'begin perform pg_sleep(0.01); return new; end';
+            create trigger slow before insert on play_seen for each row execute function slow()",
+        )
+        .await;
+    world.write((0..120).map(|n| a_play("film", Some(&format!("viewer-{n}")), None))).await;
+    let counting = world
+        .another_with(|config| {
+            soon(config);
+            config.kafka.window = Duration::from_secs(1);
+            config.postgres.deadline = Duration::from_millis(500);
+        })
+        .await;
+    counting.counts(120).await;
+    assert_eq!(counting.views().await, 120);
+    counting.books_agree().await;
+}
+
+/// One partition's totals that can't be raised, as where a node of a cluster is away, make no other's stale.
+#[tokio::test]
+async fn totals_are_raised_where_others_cant_be_and_those_once_they_can() {
+    let world = world().await;
+    let films = ["film-0", "film-1", "film-2", "film-3"].map(|film| (film, video_id(film).partition()));
+    let (_, first) = films.into_iter().min_by_key(|(_, partition)| partition.number()).unwrap();
+    let play = |film: &str, viewer: &str| a_play(film, Some(viewer), None);
+    world.write(films.map(|(film, _)| play(film, "ann"))).await;
+    world.counts(4).await;
+    for (film, _) in films {
+        assert_eq!(world.plays(film).await.plays, Some(1));
+    }
+    // What a script can't read.
+    let settled = world.key(&format!("video:views:settled:{{{first}}}"));
+    world.redis_command::<i64>(redis::cmd("DEL").arg(&settled)).await;
+    world.redis_command::<i64>(redis::cmd("LPUSH").arg(&settled).arg("x")).await;
+    world.write(films.map(|(film, _)| play(film, "bob"))).await;
+    world.counts(8).await;
+    let kept = async |film: &str, partition: Partition| {
+        let total = world.key(&format!("video:views:total:{{{partition}}}:{film}"));
+        world.redis_command::<Option<String>>(redis::cmd("GET").arg(total)).await
+    };
+    for (film, partition) in films.into_iter().filter(|(_, partition)| *partition != first) {
+        eventually("the others are raised", async || kept(film, partition).await.as_deref() == Some("2"))
+            .await;
+    }
+    world.redis_command::<i64>(redis::cmd("DEL").arg(&settled)).await;
+    for (film, partition) in films {
+        eventually("all are raised", async || kept(film, partition).await.as_deref() == Some("2")).await;
+    }
+}
+
+/// A replica that was behind leads now, or a snapshot was put back.
+#[tokio::test]
+async fn totals_are_raised_again_where_redis_came_back_older() {
+    let world = shared_with(|_| {}).await;
+    let proxy = Proxy::to(world.config.redis.url.expose()).await;
+    let through = proxy.by(world.config.redis.url.expose());
+    let _counting = world
+        .another_with(|config| {
+            soon(config);
+            config.redis.url = SecretUrl::new(through);
+        })
+        .await;
+    let total = world.key(&format!("video:views:total:{{{}}}:film", video_id("film").partition()));
+    let mut kept = redis::cmd("GET");
+    kept.arg(&total);
+    world.write((0..10).map(|n| a_play("film", Some(&format!("viewer-{n}")), None))).await;
+    world.counts(10).await;
+    assert_eq!(world.plays("film").await.plays, Some(10));
+    proxy.set(Way::Cut);
+    world.redis_command::<String>(redis::cmd("SET").arg(&total).arg(3).arg("EX").arg(3_600)).await;
+    proxy.set(Way::Open);
+    let raised = async || world.redis_command::<String>(&kept).await == "10";
+    eventually("redis is told again", raised).await;
 }
 
 /// Redis decides nothing: without it plays are counted on, and its totals are right once it is back.

@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
+use headcount::config::{Config, SecretUrl};
+use headcount_support::{Proxy, Way};
 use tokio::time::Instant;
 
 use super::{
     counting::{plays, soon},
     shared_with,
 };
-use crate::world::World;
+use crate::world::{World, eventually};
 
 /// How long instances come and go; `scripts/torture --kafka` does it for longer.
 const LASTS: Duration = Duration::from_secs(10);
@@ -63,4 +65,38 @@ async fn an_instance_for_which_no_part_is_left_holds_nobody_up() {
         writer.counts(records).await;
     }
     assert_eq!(writer.views().await, 450);
+}
+
+/// While it looks up where its parts begin it takes part in the group, and it can leave it.
+#[tokio::test]
+async fn an_instance_whose_database_is_away_holds_nobody_up() {
+    let writer = shared_with(|_| {}).await;
+    let proxy = Proxy::to(writer.config.postgres.url.expose()).await;
+    let through = proxy.by(writer.config.postgres.url.expose());
+    // Who is missing without a word is missed long after this test.
+    let patient = |config: &mut Config| {
+        soon(config);
+        config.kafka.properties.set("session.timeout.ms", "300000");
+        config.kafka.properties.set("max.poll.interval.ms", "300000");
+    };
+    let blind = writer
+        .another_with(|config| {
+            patient(config);
+            config.postgres.url = SecretUrl::new(through);
+            config.postgres.deadline = Duration::from_millis(500);
+        })
+        .await;
+    let records = writer.write(plays(0, 50)).await;
+    writer.counts(records).await;
+    proxy.set(Way::Dark);
+    // Both are given parts, and so is the next, while one of them can't look up where they begin.
+    let second = writer.another_with(patient).await;
+    let written = writer.write(plays(1, 100)).await;
+    eventually("the second counts its parts", async || writer.counted().await > records).await;
+    let third = writer.another_with(patient).await;
+    let records = records + written + writer.write(plays(2, 100)).await;
+    blind.stop().await;
+    writer.counts(records).await;
+    assert_eq!(writer.views().await, 250);
+    drop((second, third));
 }

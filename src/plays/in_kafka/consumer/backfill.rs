@@ -12,7 +12,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Again, Counting,
-    group::{BROKERS_WAIT, Follow, blocking},
+    group::Follow,
+    opening::{BROKERS_WAIT, blocking},
 };
 use crate::{
     config::Config,
@@ -73,7 +74,7 @@ pub async fn rebuild(
     let ends: HashMap<i32, i64> = parts.iter().map(|(partition, (_, high))| (*partition, *high)).collect();
     let mut again = Again::default();
     while let Err(error) = Follow::up_to(counting.clone(), ends.clone()).run(stopping).await {
-        counting.trouble.failed(&error);
+        counting.trouble.failed(None, &error);
         if again.wait(stopping).await.is_none() {
             break;
         }

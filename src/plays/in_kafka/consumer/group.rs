@@ -4,8 +4,9 @@
 //! anew: nobody has to know which parts stay. It makes no total wrong where two think that a part is
 //! theirs: the position in the database is the fence.
 //!
-//! Everything here happens in one task. librdkafka says what is shared out while it is asked for records;
-//! by leaving it at that, nothing is fetched before the database has said from where.
+//! Everything here happens in one task. librdkafka says what is shared out while it is asked for records.
+//! It is told at once that this is taken up, with no part to fetch: or the group would wait for this
+//! instance for as long as the database is away. A part is fetched when the database has said from where.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -27,25 +28,22 @@ use rdkafka::{
     types::RDKafkaRespErr,
 };
 use tokio::{
-    sync::mpsc,
+    sync::{OnceCell, mpsc},
     task::JoinSet,
     time::{MissedTickBehavior, interval},
 };
 use tokio_util::sync::CancellationToken;
-use uuid::Uuid;
 
 use super::{
-    Again, Counting, Taken,
+    Counting, Taken,
     dead_letters::Letter,
     lag::Lag,
     lane::{Ended, Lane},
+    opening::{Brokers, Opened, another_topic, open},
 };
 use crate::{
     error::{Part, StoreError},
-    plays::{
-        in_kafka::record,
-        postgres::positions::{Place, Position},
-    },
+    plays::{in_kafka::record, postgres::positions::Place},
     store::kafka::{self, ClientConfig, told},
 };
 
@@ -57,12 +55,6 @@ const RESUME_EVERY: Duration = Duration::from_millis(20);
 
 /// How often it is told how far counting is behind.
 const TELL_EVERY: Duration = Duration::from_secs(2);
-
-/// How long the brokers have for an answer.
-pub(super) const BROKERS_WAIT: Duration = Duration::from_secs(10);
-
-/// How often it is looked whether the topic still is the one that it was.
-const SAME_TOPIC_EVERY: Duration = Duration::from_secs(10);
 
 /// How long a stop waits for the windows that are under way.
 const LAST_WINDOWS: Duration = Duration::from_secs(4);
@@ -94,32 +86,21 @@ impl ClientContext for Context {
 }
 
 impl ConsumerContext for Context {
-    /// Parts that are assigned are only noted: [`Follow`] takes them up when it knows from where.
+    /// Parts that are assigned are only noted, and taken up without any: [`Follow`] fetches them when it knows
+    /// from where.
     fn rebalance(&self, consumer: &BaseConsumer<Self>, what: RDKafkaRespErr, parts: &mut TopicPartitionList) {
-        let is_assigned = what == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS;
-        let parts: Vec<i32> = if is_assigned {
-            parts.elements().iter().map(TopicPartitionListElem::partition).collect()
+        let (parts, taken) = if what == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS {
+            let parts = parts.elements().iter().map(TopicPartitionListElem::partition).collect();
+            (parts, consumer.assign(&TopicPartitionList::new()))
         } else {
-            Vec::new()
+            (Vec::new(), consumer.unassign())
         };
-        if parts.is_empty() {
-            // Also where nothing is assigned: the group waits until that is taken up.
-            let taken =
-                if is_assigned { consumer.assign(&TopicPartitionList::new()) } else { consumer.unassign() };
-            if let Err(error) = taken {
-                tracing::debug!(error = %error, "parts of the topic can't be given up");
-            }
+        if let Err(error) = taken {
+            tracing::debug!(error = %error, "what is shared out can't be taken up");
         }
         // Nobody listens any more where the client is just being dropped.
         let _ = self.shared_out.send(parts);
     }
-}
-
-/// A part of the topic and where it begins.
-pub(super) struct Opened {
-    pub(super) place: Place,
-    pub(super) position: Position,
-    pub(super) from: i64,
 }
 
 /// One part that this instance has.
@@ -128,6 +109,8 @@ struct Route {
     /// What the lane had no room for.
     held: VecDeque<Taken>,
     paused: bool,
+    /// The offset behind the last record that came: from there it is fetched when other parts come along.
+    next: i64,
     /// The offset at which it ends, where it does.
     until: Option<i64>,
 }
@@ -139,11 +122,13 @@ pub(super) struct Follow {
     routes: HashMap<i32, Route>,
     lanes: JoinSet<Ended>,
     given_up: CancellationToken,
+    /// Parts that are just looked up, and those that are to be fetched with the next tick.
+    openings: JoinSet<Opened>,
+    opened: Vec<Opened>,
     /// The offsets at which a rebuild ends, by part.
     ends: Option<HashMap<i32, i64>>,
 }
 
-type Opening = Pin<Box<dyn Future<Output = Vec<Opened>> + Send>>;
 type Changed = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl Follow {
@@ -154,6 +139,8 @@ impl Follow {
             routes: HashMap::new(),
             lanes: JoinSet::new(),
             given_up: CancellationToken::new(),
+            openings: JoinSet::new(),
+            opened: Vec::new(),
             ends: None,
         }
     }
@@ -174,16 +161,25 @@ impl Follow {
         let consumer: Native = Native::from_config_and_context(&self.native_config(), context)
             .map_err(|error| StoreError::unexpected(Part::Kafka, told(&error)))?;
         let consumer = Arc::new(consumer);
+        let brokers = Brokers::new(&self.counting.settings)
+            .map_err(|error| StoreError::unexpected(Part::Kafka, told(&error)))?;
+        let brokers = Arc::new(brokers);
         match &self.ends {
             Some(ends) => drop(shared_out.send(ends.keys().copied().collect())),
             None => consumer
                 .subscribe(&[&topic])
                 .map_err(|error| StoreError::unavailable(Part::Kafka, told(&error)))?,
         }
-        let followed = self.follow(&consumer, parts, stopping).await;
+        let followed = self.follow(&consumer, &brokers, parts, stopping).await;
         self.end(followed.is_ok()).await;
-        // It waits for its threads, and tells the group. What it holds beside this is gone with the lanes.
-        let closing = tokio::task::spawn_blocking(move || drop(consumer));
+        // It waits for its threads, and tells the group. Nobody else holds it: lanes do for a moment at most.
+        let closing = tokio::task::spawn_blocking(move || {
+            if let Err(error) = consumer.unassign() {
+                tracing::debug!(error = %error, "parts of the topic can't be given up");
+            }
+            drop(consumer);
+            drop(brokers);
+        });
         if tokio::time::timeout(CLOSING_WAITS, closing).await.is_err() {
             tracing::warn!("kafka's client takes its time to leave the group; it is left behind");
         }
@@ -216,11 +212,11 @@ impl Follow {
     async fn follow(
         &mut self,
         consumer: &Arc<Native>,
+        brokers: &Arc<Brokers>,
         mut parts: mpsc::UnboundedReceiver<Vec<i32>>,
         stopping: &CancellationToken,
     ) -> Result<(), StoreError> {
         let mut records = consumer.stream();
-        let mut opening: Opening = Box::pin(pending());
         let mut changed: Changed = Box::pin(pending());
         let mut resuming = interval(RESUME_EVERY);
         let mut telling = interval(TELL_EVERY);
@@ -232,26 +228,28 @@ impl Follow {
                 () = stopping.cancelled() => return Ok(()),
                 Some(parts) = parts.recv() => {
                     self.give_up();
-                    opening = if parts.is_empty() {
-                        Box::pin(pending())
-                    } else {
-                        Box::pin(open(self.counting.clone(), consumer.clone(), parts, self.given_up.clone()))
-                    };
-                }
-                opened = &mut opening => {
-                    opening = Box::pin(pending());
-                    let ids: Vec<Uuid> = opened.iter().map(|opened| opened.place.topic_id).collect();
-                    self.take_up(consumer, opened)?;
-                    if let (Some(id), None) = (ids.first(), &self.ends) {
-                        changed = Box::pin(another_topic(self.counting.clone(), consumer.clone(), *id));
+                    let topic_id = Arc::new(OnceCell::new());
+                    for partition in parts {
+                        let (counting, given_up) = (self.counting.clone(), self.given_up.clone());
+                        let opening = open(counting, brokers.clone(), topic_id.clone(), partition, given_up);
+                        self.openings.spawn(opening);
                     }
                 }
+                Some(opened) = self.openings.join_next() => match opened {
+                    Ok(opened) => {
+                        if self.ends.is_none() {
+                            changed = Box::pin(another_topic(brokers.clone(), opened.place.topic_id));
+                        }
+                        self.opened.push(opened);
+                    }
+                    Err(died) => std::panic::resume_unwind(died.into_panic()),
+                },
                 () = &mut changed => {
                     let topic = &self.counting.settings.topic;
                     return Err(StoreError::unavailable(Part::Kafka, format!("the topic {topic} was made anew")));
                 }
                 Some(ended) = self.lanes.join_next() => match ended {
-                    Ok(Ended::Done) if self.lanes.is_empty() && self.ends.is_some() => return Ok(()),
+                    Ok(Ended::Done) if self.ends.is_some() && self.is_all_read() => return Ok(()),
                     Ok(Ended::Done) => {}
                     Ok(Ended::Rewound) => {
                         let reason = "the database came back older than it was; what it lacks is counted again";
@@ -260,7 +258,10 @@ impl Follow {
                     Err(died) => std::panic::resume_unwind(died.into_panic()),
                 },
                 _ = telling.tick() => self.lag.export(self.counting.clock.now()),
-                _ = resuming.tick() => self.resume(consumer)?,
+                _ = resuming.tick() => {
+                    self.take_up(consumer)?;
+                    self.resume(consumer)?;
+                }
                 record = records.next() => match record {
                     Some(Ok(record)) => {
                         self.route(consumer, &record)?;
@@ -278,17 +279,34 @@ impl Follow {
     fn give_up(&mut self) {
         self.given_up.cancel();
         self.given_up = CancellationToken::new();
+        self.openings = JoinSet::new();
+        self.opened.clear();
         self.routes.clear();
         self.lag.leave_all();
+        self.counting.trouble.forget();
     }
 
-    /// Reads the parts from where the database says.
-    fn take_up(&mut self, consumer: &Arc<Native>, opened: Vec<Opened>) -> Result<(), StoreError> {
+    /// Whether a rebuild is done.
+    fn is_all_read(&self) -> bool {
+        self.lanes.is_empty() && self.openings.is_empty() && self.opened.is_empty()
+    }
+
+    /// Reads the parts that were opened from where the database says, and the others from where they are.
+    fn take_up(&mut self, consumer: &Arc<Native>) -> Result<(), StoreError> {
+        if self.opened.is_empty() {
+            return Ok(());
+        }
+        let opened = std::mem::take(&mut self.opened);
+        let topic = &self.counting.settings.topic;
         let mut list = TopicPartitionList::new();
-        for Opened { place, from, .. } in &opened {
-            list.add_partition_offset(&place.topic, place.partition, Offset::Offset(*from)).map_err(odd)?;
+        let fresh = opened.iter().map(|opened| (opened.place.partition, opened.from));
+        for (partition, from) in fresh.chain(self.routes.iter().map(|(part, route)| (*part, route.next))) {
+            list.add_partition_offset(topic, partition, Offset::Offset(from)).map_err(odd)?;
         }
         consumer.assign(&list).map_err(odd)?;
+        for (partition, _) in self.routes.iter().filter(|(_, route)| route.paused) {
+            consumer.pause(&self.list(*partition)?).map_err(odd)?;
+        }
         let mut told: Vec<i32> = opened.iter().map(|opened| opened.place.partition).collect();
         told.sort_unstable();
         tracing::info!(kafka.partitions = ?told, "counts {} partitions of the log", told.len());
@@ -296,7 +314,8 @@ impl Follow {
             let (sender, records) = mpsc::channel(WAITING);
             let until = self.ends.as_ref().and_then(|ends| ends.get(&place.partition)).copied();
             if until.is_none_or(|until| from < until) {
-                let route = Route { records: sender, held: VecDeque::new(), paused: false, until };
+                let route =
+                    Route { records: sender, held: VecDeque::new(), paused: false, next: from, until };
                 self.routes.insert(place.partition, route);
             }
             // Weak, so that the client ends when this task lets go of it.
@@ -311,6 +330,7 @@ impl Follow {
                 }
                 _ => Ok(()),
             };
+            self.lag.take(place.partition, position.next_offset);
             let lane = Lane {
                 counting: self.counting.clone(),
                 place,
@@ -330,6 +350,11 @@ impl Follow {
     fn route(&mut self, consumer: &Native, record: &BorrowedMessage<'_>) -> Result<(), StoreError> {
         let partition = record.partition();
         let Some(route) = self.routes.get_mut(&partition) else { return Ok(()) };
+        // Fetched before other parts came along, and again after.
+        if record.offset() < route.next {
+            return Ok(());
+        }
+        route.next = record.offset() + 1;
         if route.until.is_some_and(|until| record.offset() >= until) {
             self.finish(partition);
             return Ok(());
@@ -386,7 +411,7 @@ impl Follow {
             Some(RDKafkaErrorCode::AutoOffsetReset | RDKafkaErrorCode::OffsetOutOfRange) => Err(unavailable),
             _ if is_fatal => Err(unavailable),
             _ => {
-                self.counting.trouble.failed(&unavailable);
+                self.counting.trouble.failed(None, &unavailable);
                 Ok(())
             }
         }
@@ -403,6 +428,7 @@ impl Follow {
         if !in_order {
             self.given_up.cancel();
         }
+        self.openings = JoinSet::new();
         self.routes.clear();
         let ended = async { while self.lanes.join_next().await.is_some() {} };
         if tokio::time::timeout(LAST_WINDOWS, ended).await.is_err() {
@@ -433,110 +459,9 @@ impl Route {
 
 fn read(record: &BorrowedMessage<'_>) -> Taken {
     let (key, value, millis) = (record.key(), record.payload(), record.timestamp().to_millis());
-    let content = record::read(key, value, millis).map_err(|reason| {
-        Box::new(Letter { reason, key: key.map(<[u8]>::to_vec), value: value.map(<[u8]>::to_vec), millis })
-    });
+    let content =
+        record::read(key, value, millis).map_err(|reason| Box::new(Letter::new(reason, key, value, millis)));
     Taken { offset: record.offset(), content }
-}
-
-/// Finds out where parts begin, however long that takes; it is dropped when they are given up.
-async fn open(
-    counting: Arc<Counting>,
-    consumer: Arc<Native>,
-    parts: Vec<i32>,
-    given_up: CancellationToken,
-) -> Vec<Opened> {
-    let mut again = Again::default();
-    loop {
-        match try_open(&counting, &consumer, &parts).await {
-            Ok(opened) => {
-                counting.trouble.over();
-                return opened;
-            }
-            Err(error) => {
-                counting.trouble.failed(&error);
-                if again.wait(&given_up).await.is_none() {
-                    return pending().await;
-                }
-            }
-        }
-    }
-}
-
-async fn try_open(
-    counting: &Counting,
-    consumer: &Arc<Native>,
-    parts: &[i32],
-) -> Result<Vec<Opened>, StoreError> {
-    let topic = &counting.settings.topic;
-    let topic_id = ask_topic_id(consumer.clone(), topic.clone()).await?;
-    let mut opened = Vec::with_capacity(parts.len());
-    for partition in parts {
-        let place = Place { topic: topic.clone(), topic_id, partition: *partition };
-        let position = counting.ledger.position(&place).await?;
-        let (low, high) = ask_ends(consumer.clone(), topic.clone(), *partition).await?;
-        let from = begin(&place, position.next_offset, low, high);
-        opened.push(Opened { place, position, from });
-    }
-    Ok(opened)
-}
-
-/// Where to begin to read, where the log holds records from `low` on, up to `high`.
-fn begin(place: &Place, next: i64, low: i64, high: i64) -> i64 {
-    let Place { topic, partition, .. } = place;
-    if next < low {
-        let missed = low - next;
-        metrics::counter!("headcount_kafka_missed_total").increment(missed.unsigned_abs());
-        tracing::error!(
-            kafka.partition = partition,
-            kafka.missed = missed,
-            "{missed} records of partition {partition} of {topic} are gone from the log and were not counted: \
-             it keeps them for too short a time"
-        );
-    } else if next > high {
-        tracing::error!(
-            kafka.partition = partition,
-            kafka.counted = next,
-            kafka.end = high,
-            "partition {partition} of {topic} ends at {high}, and {next} records of it were counted: the log has \
-             lost some; what comes next is counted"
-        );
-    }
-    next.max(low).min(high)
-}
-
-/// Which topic it is that has this name.
-async fn ask_topic_id(consumer: Arc<Native>, topic: String) -> Result<Uuid, StoreError> {
-    let told = format!("the topic {topic} can't be described");
-    let asking =
-        move || headcount_topic_id::topic_id(consumer.client(), &topic, BROKERS_WAIT).map(Uuid::from_u128);
-    blocking(asking).await?.map_err(|error| StoreError::unavailable(Part::Kafka, format!("{told}: {error}")))
-}
-
-/// The offset of the first record of a part, and the one behind its last.
-async fn ask_ends(consumer: Arc<Native>, topic: String, partition: i32) -> Result<(i64, i64), StoreError> {
-    let asking = move || consumer.fetch_watermarks(&topic, partition, BROKERS_WAIT);
-    blocking(asking).await?.map_err(|error| StoreError::unavailable(Part::Kafka, told(&error)))
-}
-
-pub(super) async fn blocking<T: Send + 'static>(
-    ask: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, StoreError> {
-    let asked = tokio::task::spawn_blocking(ask).await;
-    asked.map_err(|error| StoreError::unexpected(Part::Kafka, error))
-}
-
-/// Returns when the topic's name is another topic's.
-async fn another_topic(counting: Arc<Counting>, consumer: Arc<Native>, id: Uuid) {
-    let mut looks = interval(SAME_TOPIC_EVERY);
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        looks.tick().await;
-        let topic = counting.settings.topic.clone();
-        if ask_topic_id(consumer.clone(), topic).await.is_ok_and(|now| now != id) {
-            return;
-        }
-    }
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "for map_err")]

@@ -31,18 +31,25 @@ impl Lag {
         }
     }
 
-    /// A part is counted up to here; `at` is the time of its last record.
+    /// A part is counted here from now on.
+    pub(super) fn take(&self, partition: i32, next: i64) {
+        self.0.lock().entry(partition).or_default().counted = Some((next, None));
+    }
+
+    /// A part is counted up to here; `at` is the time of its last record. A window that ends after its part was
+    /// left is told by who has the part now.
     pub(super) fn counted(&self, partition: i32, next: i64, at: Option<Timestamp>) {
         let mut parts = self.0.lock();
-        let progress = parts.entry(partition).or_default();
+        let Some(progress) = parts.get_mut(&partition) else { return };
         let at = at.or(progress.counted.and_then(|(_, at)| at));
         progress.counted = Some((next, at));
     }
 
-    /// A part is counted elsewhere from now on, or nowhere: others tell how far it is.
+    /// A part is counted elsewhere from now on, or nowhere: others tell how far it is. Gauges can't be taken
+    /// back; one that is no number is nobody's, and the largest of them all is somebody else's.
     pub(super) fn leave_all(&self) {
         for (partition, _) in self.0.lock().drain() {
-            export(partition, 0, Duration::ZERO);
+            export(partition, f64::NAN, f64::NAN);
         }
     }
 
@@ -52,16 +59,15 @@ impl Lag {
             if let Progress { end: Some(end), counted: Some((next, at)) } = progress {
                 let behind = (end - next).max(0);
                 let late = at.filter(|_| behind > 0).map_or(Duration::ZERO, |at| now.since(at));
-                export(*partition, behind, late);
+                #[expect(clippy::cast_precision_loss, reason = "a metric; far below 2^52")]
+                export(*partition, behind as f64, late.as_secs_f64());
             }
         }
     }
 }
 
-fn export(partition: i32, records: i64, late: Duration) {
+fn export(partition: i32, records: f64, seconds: f64) {
     let partition = partition.to_string();
-    #[expect(clippy::cast_precision_loss, reason = "a metric; far below 2^52")]
-    let records = records as f64;
     metrics::gauge!("headcount_kafka_lag_records", "partition" => partition.clone()).set(records);
-    metrics::gauge!("headcount_kafka_lag_seconds", "partition" => partition).set(late.as_secs_f64());
+    metrics::gauge!("headcount_kafka_lag_seconds", "partition" => partition).set(seconds);
 }

@@ -10,16 +10,13 @@ mod dead_letters;
 mod group;
 mod lag;
 mod lane;
+mod opening;
+mod piece;
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use tokio::sync::Semaphore;
+use parking_lot::Mutex;
+use tokio::{sync::Semaphore, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 pub use self::backfill::{NoRebuild, Rebuilt, rebuild};
@@ -30,21 +27,27 @@ use crate::{
     error::StoreError,
     lifecycle::{Lifecycle, Phase},
     plays::postgres::Ledger,
-    store::{redis::Redis, time::StoreClock},
+    store::{postgres::Lane, redis::Redis, time::StoreClock},
 };
-
-/// Windows in one database at the same time, of one instance: as many connections as the flush has where
-/// the pool is as large as it is made.
-const WINDOWS_AT_ONCE: usize = 3;
 
 /// How long whatever failed waits before the next try.
 const AGAIN_FIRST: Duration = Duration::from_millis(100);
 const AGAIN_LAST: Duration = Duration::from_secs(5);
 
+/// A client that has followed the group for so long did well until then.
+const WELL_AFTER: Duration = Duration::from_secs(60);
+
 /// A record on its way to be counted.
 struct Taken {
     offset: i64,
     content: Result<Received, Box<dead_letters::Letter>>,
+}
+
+impl Taken {
+    /// The bytes of what can't be read.
+    fn letter_bytes(&self) -> usize {
+        self.content.as_ref().err().map_or(0, |letter| letter.bytes())
+    }
 }
 
 /// What all lanes share.
@@ -54,7 +57,10 @@ struct Counting {
     /// None where another Redis than this database's might be told.
     raiser: Option<Raiser>,
     letters: DeadLetters,
+    /// One a connection: what else would wait for one has its place in the log.
     turns: Semaphore,
+    /// What a statement may take in Postgres.
+    too_slow: Duration,
     dedupe_window: Duration,
     clock: Arc<StoreClock>,
     trouble: Trouble,
@@ -70,12 +76,14 @@ pub(in crate::plays) fn start(config: &Config, redis: &Redis, ledger: Ledger, li
 
 impl Counting {
     fn new(config: &Config, ledger: Ledger, raiser: Option<Raiser>, clock: Arc<StoreClock>) -> Arc<Self> {
+        let connections = ledger.postgres().connections(Lane::Flush);
         Arc::new(Self {
             settings: config.kafka.clone(),
             raiser,
             ledger,
             letters: DeadLetters::new(&config.kafka),
-            turns: Semaphore::new(WINDOWS_AT_ONCE),
+            turns: Semaphore::new(connections),
+            too_slow: config.postgres.deadline,
             dedupe_window: config.plays.dedupe_window,
             clock,
             trouble: Trouble::default(),
@@ -85,8 +93,13 @@ impl Counting {
     /// Follows the group, with another client where one can't go on.
     async fn follow_on(self: &Arc<Self>, stopping: &CancellationToken) {
         let mut again = Again::default();
-        while let Err(error) = Follow::new(self.clone()).run(stopping).await {
-            self.trouble.failed(&error);
+        loop {
+            let began = Instant::now();
+            let Err(error) = Follow::new(self.clone()).run(stopping).await else { break };
+            if began.elapsed() >= WELL_AFTER {
+                again = Again::default();
+            }
+            self.trouble.failed(None, &error);
             if again.wait(stopping).await.is_none() {
                 break;
             }
@@ -94,24 +107,36 @@ impl Counting {
     }
 }
 
-/// Whether counting goes on: told when it changes.
+/// Which parts of the topic can't be counted just now, or that none can: told when it changes.
 #[derive(Default)]
-struct Trouble(AtomicBool);
+struct Trouble(Mutex<BTreeSet<Option<i32>>>);
 
 impl Trouble {
-    fn failed(&self, error: &StoreError) {
+    fn failed(&self, partition: impl Into<Option<i32>>, error: &StoreError) {
         metrics::counter!("headcount_kafka_failures_total").increment(1);
-        if self.0.swap(true, Ordering::Relaxed) {
-            tracing::debug!(error = %error, "plays still can't be counted");
+        let partition = partition.into();
+        let whose = partition.map_or_else(String::new, |partition| format!(" of partition {partition}"));
+        if self.0.lock().insert(partition) {
+            tracing::warn!(
+                error = %error, kafka.partition = partition,
+                "plays{whose} can't be counted just now and wait in kafka's log: {error}"
+            );
         } else {
-            tracing::warn!(error = %error, "plays can't be counted just now and wait in kafka's log: {error}");
+            tracing::debug!(error = %error, kafka.partition = partition, "plays still can't be counted");
         }
     }
 
-    fn over(&self) {
-        if self.0.load(Ordering::Relaxed) && self.0.swap(false, Ordering::Relaxed) {
-            tracing::info!("plays are counted again");
+    /// One that is counted shows that the client does well.
+    fn over(&self, partition: i32) {
+        let mut ill = self.0.lock();
+        if !ill.is_empty() && (ill.remove(&Some(partition)) | ill.remove(&None)) {
+            tracing::info!(kafka.partition = partition, "plays of partition {partition} are counted again");
         }
+    }
+
+    /// All parts are counted by others now, who tell what there is to tell.
+    fn forget(&self) {
+        self.0.lock().retain(Option::is_none);
     }
 }
 

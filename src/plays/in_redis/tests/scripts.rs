@@ -320,6 +320,27 @@ async fn raise_answers_what_its_header_says_and_never_lowers() {
     world.assert_all_ends().await;
 }
 
+/// Else a video that is asked for while many are raised would never be known.
+#[cfg(feature = "kafka")]
+#[tokio::test]
+async fn what_was_read_while_totals_were_raised_is_answered_and_not_kept() {
+    use crate::plays::{in_kafka::raise::RAISE, in_redis::misses::FILL};
+
+    const KEYS: &str = "batch:{0} settled:{0} total:{0}:42 delta:{0}:42";
+    const RAISED: &str = "batch:{0} settled:{0} dirty:{0} total:{0}:42 uv:{0}:42 sketch:{0}:42";
+    let world = World::new().await;
+    world.given(&["SET settled:{0} b1", "SET delta:{0}:42 5"]).await;
+    let fill = async |looked: &str| {
+        let filled = world.call(&FILL, KEYS, &["", looked, "3600", "42", "100"]).await.unwrap();
+        reply::<Vec<Option<String>>>(filled).unwrap()[2].clone()
+    };
+    assert_eq!(world.call(&RAISE, RAISED, &["m1", "3600", "103", ""]).await.unwrap(), Value::Int(0));
+    let hundred = Some("100".to_owned());
+    assert_eq!((fill("b1").await, world.get("total:{0}:42").await), (hundred.clone(), None));
+    assert_eq!(fill("b0").await, None, "a batch came and went");
+    assert_eq!((fill("b1 m1").await, world.get("total:{0}:42").await), (hundred.clone(), hundred));
+}
+
 /// Plays that were recorded before Kafka was may be in what the database holds, or not.
 #[cfg(feature = "kafka")]
 #[tokio::test]
