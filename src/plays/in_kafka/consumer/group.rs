@@ -174,9 +174,7 @@ impl Follow {
         self.end(followed.is_ok()).await;
         // It waits for its threads, and tells the group. Nobody else holds it: lanes do for a moment at most.
         let closing = tokio::task::spawn_blocking(move || {
-            if let Err(error) = consumer.unassign() {
-                tracing::debug!(error = %error, "parts of the topic can't be given up");
-            }
+            // Without giving up its parts before: it would join the group once more for that, and leave it then.
             drop(consumer);
             drop(brokers);
         });
