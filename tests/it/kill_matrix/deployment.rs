@@ -2,7 +2,8 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use headcount::config::BackendKind;
+use headcount::config::{BackendKind, SecretUrl};
+use headcount_support::OwnRedis;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
@@ -40,6 +41,7 @@ pub struct Deployment {
     /// A video whose row takes no more plays.
     full: Option<String>,
     client: reqwest::Client,
+    _redis: Option<OwnRedis>,
 }
 
 /// Who serves just now.
@@ -58,7 +60,11 @@ impl Living {
 impl Deployment {
     /// With plays in Redis that nobody has flushed; `with_full` also of a video whose row refuses them.
     pub async fn on_redis(with_full: bool) -> Self {
-        let mut deployment = Self::over(World::redis().await);
+        // Its keys are looked through again and again: among all that other tests left, that takes most of
+        // the time of this one.
+        let redis = OwnRedis::start(&[]).await;
+        let world = World::redis_with(|config| config.redis.url = SecretUrl::new(redis.url(""))).await;
+        let mut deployment = Self { _redis: Some(redis), ..Self::over(world) };
         if with_full {
             let full = deployment.videos[0].clone();
             let row = "insert into videos (video_id, views) values ($1, 9223372036854775807)";
@@ -97,7 +103,8 @@ impl Deployment {
         }
         headcount::tls::choose_provider();
         let client = reqwest::Client::builder().timeout(PATIENCE).build().unwrap();
-        Self { world, videos: by_partition.into_values().flatten().collect(), full: None, client }
+        let videos = by_partition.into_values().flatten().collect();
+        Self { world, videos, full: None, client, _redis: None }
     }
 
     pub fn is_embedded(&self) -> bool {
