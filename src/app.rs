@@ -76,14 +76,9 @@ pub async fn serve(
     metrics: Metrics,
 ) -> anyhow::Result<Stopped> {
     let draining = lifecycle.draining();
-    let opening = backend::open(&config, &lifecycle, clock.clone());
-    // Stores may take their time; a stop doesn't wait for them.
-    let Some(stores) = draining.run_until_cancelled(opening).await else {
+    let Some(stores) = open(&config, &lifecycle, clock.clone()).await? else {
         return Ok(lifecycle.run().await);
     };
-    let stores = stores
-        .inspect_err(|_| lifecycle.abandon())
-        .with_context(|| format!("can't open the {} backend", config.backend.name()))?;
 
     let watch = Watch::default();
     let mut jobs = stores.jobs.clone();
@@ -95,19 +90,18 @@ pub async fn serve(
         jobs::start(&lifecycle, &watch, job);
     }
 
-    let door = door(&config);
-    if let Some(gate) = door.gate.clone() {
-        let queues = queues(&stores.presence, &stores.plays);
-        let presence = stores.presence.clone();
-        let press = move |pressure| {
-            presence.press(pressure);
-            presence.next_heartbeat()
-        };
-        // To the end, as a drain may be the time of the highest pressure.
-        let pulse = Pulse::new(config.presence.heartbeat_every, config.presence.window);
-        let watching = pressure::watch(gate, queues, pulse, press, lifecycle.stopping(Phase::Links));
-        lifecycle.spawn(Phase::Links, "pressure", watching);
-    }
+    let gate = Arc::new(Gate::new(config.server.max_delay));
+    let queues = queues(&stores.presence, &stores.plays);
+    let presence = stores.presence.clone();
+    let press = move |pressure| {
+        presence.press(pressure);
+        presence.next_heartbeat()
+    };
+    // To the end, as a drain may be the time of the highest pressure.
+    let pulse = Pulse::new(config.presence.heartbeat_every, config.presence.window);
+    let watching = pressure::watch(gate.clone(), queues, pulse, press, lifecycle.stopping(Phase::Links));
+    lifecycle.spawn(Phase::Links, "pressure", watching);
+    let door = door(&config, connections(&config), Some(gate));
     let state = state(&config, stores, watch, &lifecycle, clock);
     announce(&config, &listeners)?;
     lifecycle.spawn(
@@ -116,7 +110,7 @@ pub async fn serve(
         server::serve(
             listeners.public,
             api::public(state.clone()),
-            door.clone(),
+            door,
             lifecycle.stopping(Phase::Http),
             patience(&config),
         ),
@@ -137,10 +131,9 @@ pub async fn consume(
     clock: Arc<dyn Clock>,
     metrics: Metrics,
 ) -> anyhow::Result<Stopped> {
-    let stores = backend::open(&config, &lifecycle, clock.clone())
-        .await
-        .inspect_err(|_| lifecycle.abandon())
-        .with_context(|| format!("can't open the {} backend", config.backend.name()))?;
+    let Some(stores) = open(&config, &lifecycle, clock.clone()).await? else {
+        return Ok(lifecycle.run().await);
+    };
     let watch = Watch::default();
     // What else there is to do is done by those who serve.
     jobs::start(&lifecycle, &watch, Arc::new(Upkeep::of(&metrics)));
@@ -152,6 +145,20 @@ pub async fn consume(
     );
     operate(ops, &config, state(&config, stores, watch, &lifecycle, clock), &metrics, &lifecycle);
     Ok(lifecycle.run().await)
+}
+
+/// Opens the stores; `None` where the service is asked to stop meanwhile: they may take their time, and a
+/// stop doesn't wait for them.
+async fn open(
+    config: &Config,
+    lifecycle: &Lifecycle,
+    clock: Arc<dyn Clock>,
+) -> anyhow::Result<Option<Stores>> {
+    let opening = backend::open(config, lifecycle, clock);
+    let opened = lifecycle.draining().run_until_cancelled(opening).await.transpose();
+    opened
+        .inspect_err(|_| lifecycle.abandon())
+        .with_context(|| format!("can't open the {} backend", config.backend.name()))
 }
 
 fn state(
@@ -179,32 +186,30 @@ fn state(
 
 /// Serves operators, up until the end, so that probes and scrapes see the drain.
 fn operate(ops: TcpListener, config: &Config, state: AppState, metrics: &Metrics, lifecycle: &Lifecycle) {
-    let door = Door {
-        connections: OPERATORS_CONNECTIONS,
-        header_timeout: config.server.header_timeout,
-        write_timeout: config.server.write_timeout,
-        gate: None,
-        refuse: api::refuse,
-    };
+    let door = door(config, OPERATORS_CONNECTIONS, None);
     let routes = api::operators(state, metrics.renderer());
     let stopping = lifecycle.stopping(Phase::Links);
     let serving = server::serve(ops, routes, door, stopping, OPERATORS_PATIENCE);
     lifecycle.spawn(Phase::Links, "operators-http", serving);
 }
 
-/// What players and pages are held to.
-fn door(config: &Config) -> Door {
-    let server = &config.server;
+/// How many connections players and pages may have.
+fn connections(config: &Config) -> usize {
     let stores = match config.backend {
         // The audit has one of its own.
         BackendKind::Redis => config.postgres.max_connections as usize + 1,
         BackendKind::Embedded => 0,
     };
+    server::affordable(config.server.max_connections, OPERATORS_CONNECTIONS + stores)
+}
+
+/// What a listener's clients are held to.
+fn door(config: &Config, connections: usize, gate: Option<Arc<Gate>>) -> Door {
     Door {
-        connections: server::affordable(server.max_connections, OPERATORS_CONNECTIONS + stores),
-        header_timeout: server.header_timeout,
-        write_timeout: server.write_timeout,
-        gate: Some(Arc::new(Gate::new(server.max_delay))),
+        connections,
+        header_timeout: config.server.header_timeout,
+        write_timeout: config.server.write_timeout,
+        gate,
         refuse: api::refuse,
     }
 }

@@ -7,7 +7,7 @@ use anyhow::Context as _;
 
 use super::{
     complain, on_all_cores, print,
-    serve::{announced, stop_on_signals, told},
+    serve::{announced, stop_on_signals, to_its_end},
 };
 use crate::{
     app::{self, Listeners},
@@ -47,14 +47,7 @@ pub(super) fn run(file: Option<&Path>, options: &Options) -> anyhow::Result<Exit
     if options.from_beginning {
         return on_all_cores(rebuild(announced(loaded)));
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .context("can't start the runtime")?;
-    let ended = runtime.block_on(consume(loaded));
-    // Whatever still runs was given its time.
-    runtime.shutdown_background();
-    Ok(told(ended))
+    to_its_end(consume(loaded))
 }
 
 async fn consume(loaded: Loaded) -> anyhow::Result<Stopped> {

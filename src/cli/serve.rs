@@ -21,19 +21,19 @@ pub(super) fn run(file: Option<&Path>) -> anyhow::Result<ExitCode> {
     telemetry::start(&loaded.config.log)?;
     #[cfg(feature = "failpoints")]
     crate::failpoint::set_by_environment();
+    to_its_end(serve(loaded))
+}
+
+/// Runs a service, and tells how it ended.
+pub(super) fn to_its_end(service: impl Future<Output = anyhow::Result<Stopped>>) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .context("can't start the runtime")?;
-    let ended = runtime.block_on(serve(loaded));
+    let ended = runtime.block_on(service);
     // Whatever still runs was given its time.
     runtime.shutdown_background();
-    Ok(told(ended))
-}
-
-/// Tells how a run of the service ended.
-pub(super) fn told(ended: anyhow::Result<Stopped>) -> ExitCode {
-    match ended {
+    Ok(match ended {
         Ok(Stopped::Drained) => {
             tracing::info!("drained and stopped");
             ExitCode::SUCCESS
@@ -51,7 +51,7 @@ pub(super) fn told(ended: anyhow::Result<Stopped>) -> ExitCode {
             tracing::error!("can't start: {error:#}");
             ExitCode::FAILURE
         }
-    }
+    })
 }
 
 async fn serve(loaded: Loaded) -> anyhow::Result<Stopped> {

@@ -7,7 +7,7 @@ use headcount_support::OwnCluster;
 
 use crate::{
     load::Load,
-    world::{World, a_play, eventually, secs},
+    world::{World, a_play, complaint, eventually},
 };
 
 /// Durable enough to be killed; a write is on the replica before it is answered (`wait_replicas`).
@@ -75,13 +75,7 @@ async fn an_instance_that_pins_videos_otherwise_than_the_others_is_not_ready_and
     assert!(keys.contains(&"video:online:{film}:0".to_owned()), "{keys:?}");
     let mut config = world.config.clone();
     config.presence.pin_video_to_slot = false;
-    let lifecycle = headcount::lifecycle::Lifecycle::new(Duration::ZERO, secs(30));
-    let stores = headcount::backend::open(&config, &lifecycle, world.clock.clone()).await.unwrap();
-    eventually("it says why", async || {
-        let failed = stores.health.check().await.failed;
-        failed.iter().any(|error| error.to_string().contains("presence.pin_video_to_slot"))
-    })
-    .await;
+    complaint(&config, world.clock.clone(), "presence.pin_video_to_slot").await;
 }
 
 /// Without a replica to take over, and without the rest refusing all for it.

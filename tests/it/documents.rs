@@ -16,6 +16,16 @@ fn tests(folder: &Path, found: &mut BTreeSet<String>) {
     }
 }
 
+/// The project's folder, and every test in it.
+fn all_tests() -> (&'static Path, BTreeSet<String>) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut known = BTreeSet::new();
+    for folder in ["src", "tests"] {
+        tests(&root.join(folder), &mut known);
+    }
+    (root, known)
+}
+
 /// Functions that an attribute makes a test of, and that no other leaves out.
 fn marked(text: &str) -> impl Iterator<Item = String> {
     let (mut is_test, mut is_left_out) = (false, false);
@@ -63,11 +73,7 @@ fn only_what_is_run_is_taken_for_a_test() {
 
 #[test]
 fn each_line_of_the_table_of_troubles_names_tests_and_there_are_those_tests() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut known = BTreeSet::new();
-    for folder in ["src", "tests"] {
-        tests(&root.join(folder), &mut known);
-    }
+    let (root, known) = all_tests();
     let text = std::fs::read_to_string(root.join("docs/trouble.md")).unwrap();
     let rows = text.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| ---"));
     let mut lines = 0;
@@ -86,11 +92,7 @@ fn each_line_of_the_table_of_troubles_names_tests_and_there_are_those_tests() {
 
 #[test]
 fn what_is_said_of_instances_that_differ_names_tests_and_there_are_those_tests() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut known = BTreeSet::new();
-    for folder in ["src", "tests"] {
-        tests(&root.join(folder), &mut known);
-    }
+    let (root, known) = all_tests();
     let text = std::fs::read_to_string(root.join("docs/fleet.md")).unwrap();
     let is_name =
         |word: &&str| word.len() > 20 && word.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');

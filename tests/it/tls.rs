@@ -4,11 +4,8 @@
 use std::time::Duration;
 
 use headcount::{
-    backend,
     clock::SystemClock,
     config::{Config, SecretUrl, load::load},
-    error::Part,
-    lifecycle::Lifecycle,
     plays::Recorded,
 };
 use headcount_support::{Authority, OwnPostgres, OwnRedis, Proxy, Way, eventually};
@@ -68,20 +65,7 @@ async fn complaint_with(text: &str, change: impl FnOnce(&mut Config)) -> String 
     config.backend = headcount::config::BackendKind::Redis;
     config.postgres.url = SecretUrl::new("postgres://x@127.0.0.1:1/x");
     change(&mut config);
-    let lifecycle = Lifecycle::new(Duration::ZERO, secs(20));
-    let stores = backend::open(&config, &lifecycle, SystemClock::start()).await.unwrap();
-    let mut said = String::new();
-    eventually("it says why", async || {
-        let failed = stores.health.check().await.failed;
-        let ours = failed.iter().find(|error| error.part() == Part::Redis);
-        said = ours.map(ToString::to_string).unwrap_or_default();
-        // Before the first attempt has failed, that is all there is to say.
-        !said.ends_with("no connection") && !said.is_empty() && said.contains(text)
-    })
-    .await;
-    lifecycle.stop();
-    lifecycle.run().await;
-    said
+    crate::world::complaint(&config, SystemClock::start(), text).await
 }
 
 #[tokio::test]

@@ -4,9 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use headcount::{
     backend,
-    clock::{ManualClock, Timestamp},
+    clock::{Clock, ManualClock, Timestamp},
     config::{self, BackendKind, Config},
-    error::StoreError,
+    error::{Part, StoreError},
     ids::{PlayId, UserId, VideoId, ViewerId},
     lifecycle::Lifecycle,
     plays::{Play, PlayCount, Recorded},
@@ -382,6 +382,24 @@ impl World {
     pub fn key(&self, name: &str) -> String {
         format!("{}{name}", self.config.redis.prefix)
     }
+}
+
+/// What an instance with these settings says is wrong with its Redis, once `text` is in it.
+pub async fn complaint(config: &Config, clock: Arc<dyn Clock>, text: &str) -> String {
+    let lifecycle = Lifecycle::new(Duration::ZERO, PATIENCE);
+    let stores = backend::open(config, &lifecycle, clock).await.unwrap();
+    let mut said = String::new();
+    eventually("it says why", async || {
+        let failed = stores.health.check().await.failed;
+        let ours = failed.iter().find(|error| error.part() == Part::Redis);
+        said = ours.map(ToString::to_string).unwrap_or_default();
+        // Before the first attempt has failed, that is all there is to say.
+        !said.ends_with("no connection") && !said.is_empty() && said.contains(text)
+    })
+    .await;
+    lifecycle.stop();
+    lifecycle.run().await;
+    said
 }
 
 /// The variables by which a process finds that Redis.

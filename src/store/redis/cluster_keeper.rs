@@ -20,7 +20,7 @@ use super::{
     connection::Live,
     keeper::{PROBE_EVERY, Told, reason},
     node::Node,
-    servers::{ask_seed, at},
+    servers::{ask_seeds, at, cluster_slots},
     slots::{SlotMap, slot_of},
 };
 use crate::error::{Part, StoreError};
@@ -117,35 +117,23 @@ impl Redis {
                 self.greet_and_publish(live).await?;
             }
         }
-        match away {
-            Some(error) => Err(error),
-            None => Ok(()),
-        }
+        away.map_or(Ok(()), Err)
     }
 
     /// The map that most of those who are asked agree on.
     async fn slot_map(&self, seeds: &[Client], members: &[Arc<Node>]) -> Result<SlotMap, StoreError> {
         let first = rand::random_range(0..members.len().max(1));
         let asked = members.iter().cycle().skip(first).take(members.len().min(ASKED));
-        let told = join_all(asked.map(async |node| {
-            let mut slots = redis::cmd("CLUSTER");
-            slots.arg("SLOTS");
-            SlotMap::read(node.ask::<Value>(slots).await?, &node.address)
-        }))
+        let told = join_all(
+            asked.map(async |node| SlotMap::read(node.ask::<Value>(cluster_slots()).await?, &node.address)),
+        )
         .await;
         let maps: Vec<SlotMap> = told.into_iter().flatten().collect();
         let votes = |map: &&SlotMap| maps.iter().filter(|other| other == map).count();
         if let Some(map) = maps.iter().max_by_key(votes) {
             return Ok(map.clone());
         }
-        let mut failure = None;
-        for seed in seeds {
-            match ask_seed(seed, &self.shared.way.connect, self.shared.way.deadline).await {
-                Ok(map) => return Ok(map),
-                Err(error) => failure = Some(error),
-            }
-        }
-        Err(failure.unwrap_or_else(|| StoreError::unexpected(Part::Redis, "redis.urls is empty")))
+        ask_seeds(seeds, &self.shared.way.connect, self.shared.way.deadline).await
     }
 
     /// Looks whether each still answers. The store's time is that of the node that has the map of shards:
@@ -154,11 +142,7 @@ impl Redis {
         let timekeeper = map.owner(slot_of(self.keys().shards_version().as_bytes()));
         let there = nodes.iter().enumerate().filter(|(_, node)| !node.is_broken());
         let probes = there.map(async |(place, node)| {
-            let probed = if Some(place) == timekeeper && !self.shared.beside {
-                node.observe_time().await
-            } else {
-                node.ask::<(i64, i64)>(redis::cmd("TIME")).await.map(drop)
-            };
+            let probed = node.probe(Some(place) == timekeeper).await;
             probed.inspect_err(|_| drop(node.give_up("the probe failed")))
         });
         try_join_all(probes).await?;

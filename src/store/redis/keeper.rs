@@ -108,7 +108,7 @@ impl Redis {
     /// Makes a connection fit for use: to a primary, loaded, greeted.
     async fn connect(&self, client: &Client) -> Result<Connection, StoreError> {
         let node = Arc::new(Node::connect(&self.shared, client, "").await?);
-        self.probe(&node).await?;
+        node.probe(true).await?;
         let live = Live::new(self.next_epoch(), node.run_id.clone(), vec![node], None);
         self.greet_and_publish(live).await
     }
@@ -140,7 +140,7 @@ impl Redis {
             if broke {
                 continue;
             }
-            if self.probe(node).await.is_err() {
+            if node.probe(true).await.is_err() {
                 node.give_up("the probe failed");
             }
             // One that was cut off from the sentinels goes on as if nothing had happened.
@@ -152,14 +152,6 @@ impl Redis {
                 node.give_up("the sentinels name another primary");
             }
         }
-    }
-
-    async fn probe(&self, node: &Node) -> Result<(), StoreError> {
-        if self.shared.beside {
-            // The question may have stood behind a WAIT: the answer is no measure of the time.
-            return node.ask::<(i64, i64)>(redis::cmd("TIME")).await.map(drop);
-        }
-        node.observe_time().await
     }
 }
 

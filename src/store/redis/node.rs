@@ -174,11 +174,16 @@ impl Node {
         Instant::now() + self.shared.way.deadline
     }
 
-    /// Asks what time it is there, and takes it for the store's.
-    pub(super) async fn observe_time(&self) -> Result<(), StoreError> {
+    /// Looks whether it still answers. What time it is there is taken for the store's, where this is the
+    /// node to tell it.
+    pub(super) async fn probe(&self, tells_the_time: bool) -> Result<(), StoreError> {
         let clock = &self.shared.way.clock;
         let asked = clock.monotonic();
         let (secs, micros): (i64, i64) = self.ask(redis::cmd("TIME")).await?;
+        // On a way beside, the question may have stood behind a WAIT: the answer is no measure of the time.
+        if self.shared.beside || !tells_the_time {
+            return Ok(());
+        }
         let round_trip = clock.monotonic().saturating_sub(asked);
         let told = Timestamp::from_millis(secs.saturating_mul(1_000).saturating_add(micros / 1_000));
         clock.observe(told, round_trip);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures::future::join_all;
-use redis::{AsyncConnectionConfig, Client, ConnectionAddr, FromRedisValue, aio::MultiplexedConnection};
+use redis::{AsyncConnectionConfig, Client, Cmd, ConnectionAddr, FromRedisValue, aio::MultiplexedConnection};
 use tokio::sync::Mutex;
 
 use super::{
@@ -86,8 +86,30 @@ pub(super) fn address_of(client: &Client) -> String {
     }
 }
 
-/// Asks a node, which may be a replica, who has which slots.
-pub(super) async fn ask_seed(
+/// Asks who has which slots.
+pub(super) fn cluster_slots() -> Cmd {
+    let mut slots = redis::cmd("CLUSTER");
+    slots.arg("SLOTS");
+    slots
+}
+
+/// Who has which slots, by the word of the first of these nodes that answers. It may be a replica.
+pub(super) async fn ask_seeds(
+    seeds: &[Client],
+    connect: &AsyncConnectionConfig,
+    deadline: Duration,
+) -> Result<SlotMap, StoreError> {
+    let mut failure = StoreError::unexpected(Part::Redis, "redis.urls is empty");
+    for seed in seeds {
+        match ask_seed(seed, connect, deadline).await {
+            Ok(map) => return Ok(map),
+            Err(error) => failure = error,
+        }
+    }
+    Err(failure)
+}
+
+async fn ask_seed(
     seed: &Client,
     connect: &AsyncConnectionConfig,
     deadline: Duration,
@@ -99,8 +121,7 @@ pub(super) async fn ask_seed(
         .get_multiplexed_async_connection_with_config(connect)
         .await
         .map_err(|error| of(&explained(&error.to_string(), seed)))?;
-    let mut slots = redis::cmd("CLUSTER");
-    slots.arg("SLOTS");
+    let slots = cluster_slots();
     let asking = slots.query_async::<redis::Value>(&mut connection);
     let answer = tokio::time::timeout(deadline, asking).await.map_err(|_| of(&"no answer"))?;
     SlotMap::read(answer.map_err(|error| of(&error))?, &address_of(seed))
@@ -121,18 +142,10 @@ pub async fn primaries(
             Ok((vec![(address_of(&client), client)], 0))
         }
         Servers::Cluster(seeds) => {
-            let mut failure = StoreError::unexpected(Part::Redis, "redis.urls is empty");
-            for seed in &seeds {
-                match ask_seed(seed, connect, settings.connect_timeout).await {
-                    Ok(map) => {
-                        let client = |address: &String| Ok((address.clone(), at(&seeds[0], address)?));
-                        let clients = map.primaries.iter().map(client).collect::<Result<_, StoreError>>()?;
-                        return Ok((clients, map.uncovered()));
-                    }
-                    Err(error) => failure = error,
-                }
-            }
-            Err(failure)
+            let map = ask_seeds(&seeds, connect, settings.connect_timeout).await?;
+            let client = |address: &String| Ok((address.clone(), at(&seeds[0], address)?));
+            let clients = map.primaries.iter().map(client).collect::<Result<_, StoreError>>()?;
+            Ok((clients, map.uncovered()))
         }
     }
 }
